@@ -1,0 +1,35 @@
+# Two commands: `make report` (or `make report BOX=name`) and `make test`. Both set up the environment in .venv first, once.
+
+PYTHON ?= python3
+BOX ?= cpu-smollm2
+PY = .venv/bin/python
+export HF_HUB_OFFLINE = 1
+export VLLM_NO_USAGE_STATS = 1
+export DO_NOT_TRACK = 1
+
+# The walk's stdout as it is, then the path of its report; a failed walk leaves a report too.
+LAST_LINE = import json, sys; text = sys.stdin.read().rstrip(); print(text); print(json.loads(text.splitlines()[-1])["report"])
+
+.PHONY: report test lab clean setup setup-test
+
+report: setup
+	@out=$$($(PY) -m fieldbook run "params/$(BOX).yml"); status=$$?; \
+	if [ -n "$$out" ]; then printf '%s\n' "$$out" | $(PY) -c '$(LAST_LINE)' || status=1; fi; \
+	exit $$status
+
+test: setup-test
+	$(PY) -m ruff check .
+	$(PY) -m pytest $(ARGS)
+
+lab: setup
+	cd notebooks && ../$(PY) -m jupyterlab --MultiKernelManager.default_kernel_name=fieldbook $(ARGS)
+
+setup:
+	@$(PYTHON) tools/setup_env.py
+
+setup-test:
+	@$(PYTHON) tools/setup_env.py --extras test
+
+# Reports stay: they are what the user came for.
+clean:
+	rm -rf .venv .venv.lock .pytest_cache .ruff_cache build lib/*.egg-info data/models/cache

@@ -1,0 +1,178 @@
+"""The command line: `python -m fieldbook ...` or `fieldbook ...`.
+
+Text for people by default; --json prints one JSON document on stdout and nothing else. Exit status 0 done, 1 a gate or probe said no, 2 bad input.
+"""
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+
+import yaml
+
+from . import __version__
+from .errors import BadInput, FieldbookError
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message):
+        # argparse prints its usage first; a wrong call gets one line here.
+        self.exit(2, f"fieldbook: {message}; see `{self.prog} --help`\n")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """All commands with their options."""
+    parser = _Parser(prog="fieldbook", description="Field-report workbook for serving language models with vLLM on odd multi-GPU boxes.")
+    parser.add_argument("--version", action="version", version=f"fieldbook {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, parser_class=_Parser)
+
+    def command(name: str, text: str, function, with_json: bool = True):
+        sub = commands.add_parser(name, help=text, description=text)
+        sub.set_defaults(function=function)
+        if with_json:
+            sub.add_argument("--json", action="store_true", help="one JSON document on stdout, nothing else")
+        return sub
+
+    sub = command("params", "validate a params file and print the resolved values", run_params)
+    sub.add_argument("file", metavar="FILE", nargs="?")
+    sub.add_argument("--describe", action="store_true", help="list every key with its default and meaning")
+    sub = command("run", "run the walk; the last line of stdout is one JSON document", run_walk, with_json=False)
+    sub.add_argument("file", metavar="FILE")
+    sub.add_argument("--from", dest="first", metavar="NN", default="01", help="resume the latest run of the box at this station")
+    sub.add_argument("--only", metavar="NN", help="run only this station")
+    sub.add_argument("--run-dir", metavar="DIR", help="run folder to use instead of a new one (or, with --from, the latest)")
+    sub.add_argument("--keep-server", action="store_true", help="leave the server of a single station up for the next one")
+    sub = command("inventory", "what is in this box", run_inventory)
+    sub.add_argument("--from", dest="folder", metavar="DIR", help="read captured command outputs instead")
+    sub = command("model", "prepare the weights that a params file names", run_model)
+    sub.add_argument("file", metavar="FILE")
+    sub = command("patches", "known defects of the vLLM installed here", run_patches)
+    sub.add_argument("action", nargs="?", choices=["status", "apply", "revert", "diff"], default="status")
+    sub.add_argument("--id", default="cpu-eager-pp", help="which defect to apply, revert or show")
+    sub.add_argument("--tree", metavar="DIR", help="folder of a vllm package other than this environment's")
+    sub = command("stop", "stop the servers of a run folder", run_stop)
+    sub.add_argument("run_dir", metavar="RUN")
+    sub = command("publish", "write the HTML report of a run folder and the index over all runs", run_publish)
+    sub.add_argument("run_dir", metavar="RUN")
+    return parser
+
+
+def _print(arguments, document, text: str) -> None:
+    print(json.dumps(document, indent=1, ensure_ascii=False) if arguments.json else text)
+
+
+def run_params(arguments) -> int:
+    """`fieldbook params`."""
+    from . import params
+
+    if arguments.describe:
+        rows = params.describe()
+        text = "\n".join(f"{key:40} {default:24} {meaning}" for key, default, meaning in rows)
+        _print(arguments, [{"key": k, "default": d, "meaning": m} for k, d, m in rows], text)
+        return 0
+    if not arguments.file:
+        raise BadInput("params: give a params file such as params/cpu-smollm2.yml, or --describe")
+    loaded = params.load(arguments.file)
+    resolved = loaded.model_dump()
+    _print(arguments, {**resolved, "params_hash": loaded.hash}, yaml.safe_dump(resolved, sort_keys=False, allow_unicode=True).rstrip())
+    return 0
+
+
+def run_walk(arguments) -> int:
+    """`fieldbook run`."""
+    from . import params, paths, walk
+
+    loaded = params.load(arguments.file)
+    first = int(paths.station_name(arguments.first)[:2])
+    only = int(paths.station_name(arguments.only)[:2]) if arguments.only else None
+    if arguments.keep_server and not only:
+        raise BadInput("--keep-server: goes with --only; a whole walk stops its server")
+    done = walk.run(loaded, first, only, arguments.run_dir, arguments.keep_server)
+    print(walk.result_document(done))
+    return done.status
+
+
+def run_inventory(arguments) -> int:
+    """`fieldbook inventory`."""
+    from . import inventory
+
+    if arguments.folder and not Path(arguments.folder).is_dir():
+        raise BadInput(f"inventory --from: {arguments.folder} is no folder; give the one with the captured outputs")
+    found = inventory.read_captured(Path(arguments.folder)) if arguments.folder else inventory.read_live()
+    lines = [f"{key}: {value}" for key, value in found.model_dump().items()]
+    _print(arguments, found.model_dump(), "\n".join(lines))
+    return 0
+
+
+def run_model(arguments) -> int:
+    """`fieldbook model`."""
+    from . import models, params
+
+    folder = models.ensure(params.load(arguments.file), lambda text: print(text, file=sys.stderr))
+    _print(arguments, {"folder": str(folder)}, str(folder))
+    return 0
+
+
+def run_patches(arguments) -> int:
+    """`fieldbook patches`."""
+    from . import patches
+
+    tree = Path(arguments.tree) if arguments.tree else patches.vllm_tree()
+    if not (tree / "__init__.py").is_file():
+        raise BadInput(f"patches --tree: {tree} is no vllm package; give the folder that holds its __init__.py")
+    if arguments.action == "status":
+        rows = patches.as_rows(patches.status(tree))
+        text = "\n".join(f"{r['id']:16} {r['state']:16} {r['file']}:{r['line']}  {r['title']}" for r in rows)
+        _print(arguments, {"defects": rows}, text)
+    elif arguments.action == "diff":
+        text = patches.diff(tree, arguments.id)
+        _print(arguments, {"id": arguments.id, "diff": text}, text)
+    else:
+        state = (patches.apply if arguments.action == "apply" else patches.revert)(tree, arguments.id)
+        _print(arguments, {"id": arguments.id, "state": state}, f"{arguments.id}: {state}")
+    return 0
+
+
+def _run_folder(text: str) -> Path:
+    folder = Path(text)
+    if not folder.is_dir():
+        raise BadInput(f"{folder}: no such run folder; runs lie under reports/<box>/")
+    return folder.resolve()
+
+
+def run_stop(arguments) -> int:
+    """`fieldbook stop`."""
+    from . import server
+
+    stopped = server.stop_all(_run_folder(arguments.run_dir))
+    _print(arguments, {"stopped": stopped}, f"stopped: {', '.join(stopped) or 'none was running'}")
+    return 0
+
+
+def run_publish(arguments) -> int:
+    """`fieldbook publish`."""
+    from . import paths, publish
+
+    report = publish.write_report(_run_folder(arguments.run_dir))
+    index = publish.write_index(paths.reports_dir())
+    _print(arguments, {"report": str(report), "index": str(index)}, str(report))
+    return 0
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command and return its exit status; errors a person can act on are one line on stderr."""
+    try:
+        arguments = build_parser().parse_args(argv)
+        return arguments.function(arguments)
+    except FieldbookError as error:
+        print(f"fieldbook: {error}", file=sys.stderr)
+        return error.exit_status
+    except BrokenPipeError:
+        # The reader went away (`| head`); stdout must not complain again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

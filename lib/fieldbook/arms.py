@@ -1,0 +1,175 @@
+"""Booting and measuring one arm of the comparison, live or from a recorded report, with the same results either way."""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from . import bench, bootlog, models, patches, paths, server
+from .bench import Sample
+from .bootlog import BootLog
+from .errors import BadInput, GateFailed
+from .params import Baseline, Parallel
+from .receipts import Receipt
+from .station import Station
+
+
+@dataclass(frozen=True)
+class Boot:
+    """One start of one arm: what its log says, and for a live server how to find it."""
+
+    name: str
+    log: BootLog
+    ready_s: float | None
+    phases: list[tuple[str, float]]
+    state_file: Path | None
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """State of the live server."""
+        return server.read_state(self.state_file)
+
+
+def evidence(station: Station) -> str:
+    """Label of what is launched and measured at this box: measured here, or recorded elsewhere."""
+    return "measured" if station.live else "recorded"
+
+
+def recorded_file(station: Station, name: str) -> Path:
+    """A file of the recorded report. Raises BadInput when it is missing."""
+    file = paths.recorded_dir(station.params.box.name) / name
+    if not file.is_file():
+        raise BadInput(f"data/reports/{station.params.box.name}/{name}: missing; a recorded box needs it")
+    return file
+
+
+def layout_name(arm: Parallel | Baseline, layers_per_stage: tuple[int, ...] | list[int]) -> str:
+    """'PP2 15+15', 'TP2 PP1', ... as people call a layout."""
+    tensor = f"TP{arm.tensor_parallel_size} " if arm.tensor_parallel_size > 1 else ""
+    split = f" {'+'.join(map(str, layers_per_stage))}" if arm.pipeline_parallel_size > 1 else ""
+    return f"{tensor}PP{arm.pipeline_parallel_size}{split}"
+
+
+def boot(station: Station, name: str, arm: Parallel | Baseline, layers_per_stage: tuple[int, ...]) -> Boot:
+    """Start an arm and wait until it serves; for a recorded box read the log it was recorded with.
+
+    Raises GateFailed with the root error when it does not start.
+    """
+    if not station.live:
+        text = recorded_file(station, f"boot-{name.partition('-')[0]}.log").read_text()
+        return Boot(name, bootlog.parse(text), None, [], None)
+    models.ensure(station.params, station.progress)
+    state_file = server.launch(station.params, arm, layers_per_stage, station.run_dir, name)
+    ready_s, phases = server.wait_ready(state_file, station.params.server.ready_timeout_s, station.progress)
+    return Boot(name, bootlog.parse(server.log_text(server.read_state(state_file))), ready_s, phases, state_file)
+
+
+def find_or_boot(station: Station, launch: Receipt, name: str, arm: Parallel | Baseline, layers_per_stage: tuple[int, ...]) -> tuple[Boot, bool]:
+    """The server of notebook 05 found by its receipt, or the same arm booted again when it is gone. Returns (boot, found)."""
+    state_file = _state_file(station, launch)
+    if state_file and server.find(state_file, station.params.model.name):
+        return Boot(name, bootlog.parse(server.log_text(server.read_state(state_file))), None, [], state_file), True
+    return boot(station, name, arm, layers_per_stage), False
+
+
+def stop(station: Station, receipt: Receipt) -> None:
+    """Stop the server that a receipt names, if it is still up."""
+    state_file = _state_file(station, receipt)
+    if state_file and state_file.is_file():
+        server.stop(state_file)
+
+
+def stop_boot(booted: Boot) -> None:
+    """Stop a live server; nothing to do for a recorded boot."""
+    if booted.state_file:
+        server.stop(booted.state_file)
+
+
+def _state_file(station: Station, receipt: Receipt) -> Path | None:
+    relative = receipt.data["server"]["state_file"]
+    return station.run_dir / relative if relative else None
+
+
+def measure(station: Station, booted: Boot, arm: str, round_number: int, ceilings_tok_s: dict[str, float], run: Callable | None) -> list[Sample]:
+    """One round of all points; for a recorded box the recorded samples of that arm and round."""
+    if not station.live:
+        return [s for s in bench.read_samples(recorded_file(station, "samples.jsonl")) if s.arm == arm and s.round == round_number]
+    try:
+        fresh = bench.measure_round(station.params, booted.state, run, arm, round_number, ceilings_tok_s, station.progress)
+    except OSError as error:
+        raise GateFailed(f"server {booted.name} is gone: {error}") from None
+    bench.keep_samples(station.run_dir / "samples.jsonl", fresh)
+    return fresh
+
+
+def first_round(station: Station) -> list[Sample]:
+    """The candidate's first round, which notebook 06 measured."""
+    file = station.run_dir / "samples.jsonl" if station.live else recorded_file(station, "samples.jsonl")
+    return [s for s in bench.read_samples(file) if s.arm == "candidate" and s.round == 1]
+
+
+def probe(station: Station, booted: Boot, arm: str) -> list[dict[str, Any]]:
+    """Ask the probe prompts, greedily; each answer with the reasons it would not count."""
+    if not station.live:
+        return json.loads(recorded_file(station, "probes.json").read_text())[arm]
+    rows = []
+    for prompt in station.params.probes.prompts:
+        station.progress(f"{arm}: probe {prompt!r}")
+        answer = server.complete(booted.state, prompt, station.params.probes.output_tokens)
+        rows.append({"prompt": prompt, **answer, "problems": probe_problems(answer, station.params.probes.output_tokens)})
+    return rows
+
+
+def probe_problems(answer: dict[str, Any], most_tokens: int) -> list[str]:
+    """Why an answer is unsound: nothing said, an unexpected finish, a wrong count, or one token over and over."""
+    problems = []
+    words = answer["text"].split()
+    if not words:
+        problems.append("empty")
+    if answer["finish_reason"] not in ("stop", "length"):
+        problems.append(f"finish reason {answer['finish_reason']}")
+    if answer["finish_reason"] == "length" and answer["completion_tokens"] != most_tokens:
+        problems.append(f"{answer['completion_tokens']} tokens, {most_tokens} were allowed")
+    if len(words) >= 8 and len(set(words)) <= 2:
+        problems.append("one word over and over")
+    return problems
+
+
+def recorded_patches(station: Station) -> dict[str, Any]:
+    """Patch states, diff and proof as they were recorded."""
+    return json.loads(recorded_file(station, "patches.json").read_text())
+
+
+def prove_patch(station: Station, defect_id: str, arm: Parallel, layers_per_stage: tuple[int, ...]) -> list[dict[str, Any]]:
+    """Stock code and mended code, each booted and asked once: what happened in each.
+
+    The tree is stock while the first server runs and mended when this returns. Raises GateFailed when the mended server does not answer.
+    """
+    if not station.live:
+        return recorded_patches(station)["proof"]
+    tree, rows = patches.vllm_tree(), []
+    prompt, most = station.params.probes.prompts[0], station.params.probes.output_tokens
+    if patches.state_of(tree, defect_id) == "patched":
+        patches.revert(tree, defect_id)
+    for code in ("stock", "mended"):
+        if code == "mended":
+            patches.apply(tree, defect_id)
+        started = boot(station, f"{code}-{defect_id}", arm, layers_per_stage)
+        station.progress(f"{code} server: first request")
+        try:
+            answer = server.complete(started.state, prompt, most)
+            row = {"code": code, "boots": True, "answers": True, "evidence": answer["text"].strip()}
+        except GateFailed:
+            row = {"code": code, "boots": True, "answers": False, "evidence": bootlog.root_error(server.log_text(started.state)) or "no exception in the log"}
+        finally:
+            server.stop(started.state_file)
+        rows.append(row)
+    if not rows[1]["answers"]:
+        raise GateFailed(f"{defect_id}: the mended server still fails: {rows[1]['evidence']}")
+    return rows
+
+
+def boot_data(booted: Boot) -> dict[str, Any]:
+    """A boot as receipts keep it."""
+    return {"name": booted.name, "measured_log": asdict(booted.log), "phases": booted.phases, "state_file": f"servers/{booted.state_file.name}" if booted.state_file else None}

@@ -1,0 +1,68 @@
+"""What the box could do at most, so that a measurement above it is recognised as wrong before it is believed."""
+
+import concurrent.futures
+import json
+import time
+
+from . import memory, paths
+from .errors import BadInput
+from .inventory import Inventory
+from .memory import ModelSpec
+from .params import Params
+
+# float32 operations of one core per clock cycle: two fused multiply-add units of 16, 8 or 4 lanes.
+FLOPS_PER_CYCLE = {"avx512f": 64, "avx2": 32, None: 16}
+# No server core clocks higher today; a ceiling has to be one.
+HIGHEST_CLOCK_HZ = 5.7e9
+# A read of this benchmark may be slower than the best the memory can do.
+BANDWIDTH_MARGIN = 1.25
+BUFFER_BYTES = 64 * 2**20
+
+
+def measure_memory_read_bytes_s(threads: int, repetitions: int = 5) -> float:
+    """Best rate at which `threads` threads together read buffers larger than their caches, in bytes per second."""
+    import numpy as np
+
+    threads = min(threads, 16)
+    buffers = [np.ones(BUFFER_BYTES // 4, dtype=np.float32) for _ in range(threads)]
+    best = 0.0
+    with concurrent.futures.ThreadPoolExecutor(threads) as pool:
+        for _ in range(repetitions):
+            start = time.perf_counter()
+            # maximum.reduce does one comparison per element and releases the interpreter lock: memory is what limits it.
+            list(pool.map(np.maximum.reduce, buffers))
+            best = max(best, threads * BUFFER_BYTES / (time.perf_counter() - start))
+    return best
+
+
+def memory_read_bytes_s(params: Params, box: Inventory) -> float:
+    """Measured here for a live box, read from data/boxes/<box>/ceilings.json for a recorded one."""
+    if params.box.kind == "live":
+        return measure_memory_read_bytes_s(box.logical_cpus)
+    file = paths.box_data_dir(params.box.name) / "ceilings.json"
+    if not file.is_file():
+        raise BadInput(f"data/boxes/{params.box.name}/ceilings.json: missing; a recorded box needs its measured memory_read_bytes_s")
+    return json.loads(file.read_text())["memory_read_bytes_s"]
+
+
+def peak_flops(box: Inventory) -> float:
+    """float32 operations per second that the cores cannot exceed: cores x cycle rate x operations per cycle of the widest unit."""
+    widest = next((flag for flag in ("avx512f", "avx2") if flag in box.isa), None)
+    return box.logical_cpus * HIGHEST_CLOCK_HZ * FLOPS_PER_CYCLE[widest]
+
+
+def decode_ceiling_tok_s(spec: ModelSpec, dtype_bytes: int, streams: int, read_bytes_s: float) -> float:
+    """Every step reads all weights once and gives each stream one token, so streams x bandwidth / weights bounds the rate."""
+    return streams * BANDWIDTH_MARGIN * read_bytes_s / memory.checkpoint_bytes(spec, dtype_bytes)
+
+
+def prefill_ceiling_tok_s(spec: ModelSpec, flops: float) -> float:
+    """A prompt token costs two operations per layer parameter (lm_head runs once per prompt and attention adds to it: still a bound)."""
+    return flops / (2 * spec.num_hidden_layers * memory.layer_parameters(spec))
+
+
+def by_metric(params: Params, spec: ModelSpec, read_bytes_s: float, flops: float) -> dict[str, float]:
+    """Ceiling of every metric the benchmarks measure, in tokens per second."""
+    dtype_bytes = memory.DTYPE_BYTES[params.engine.dtype]
+    found = {f"prefill_{n}_tok_s": prefill_ceiling_tok_s(spec, flops) for n in params.benchmarks.prefill_tokens}
+    return found | {f"decode_c{n}_tok_s": decode_ceiling_tok_s(spec, dtype_bytes, n, read_bytes_s) for n in params.benchmarks.decode_concurrency}

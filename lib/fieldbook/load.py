@@ -1,0 +1,88 @@
+"""The load generator: vLLM's own benchmark client in one long-lived process, driven by JSON lines.
+
+`client` starts it; the process itself is `python -m fieldbook.load`. One process because importing the client takes longer than a measurement.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from . import processes
+from .errors import GateFailed
+
+
+@contextmanager
+def client(log: Path) -> Iterator[Callable[[list[str]], dict]]:
+    """A function that runs one benchmark (arguments as for `vllm bench serve`) and returns vLLM's result document.
+
+    The function raises GateFailed when the client fails or dies; everything it prints goes to `log`.
+    """
+    env = {**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "PYTHONPATH": str(Path(__file__).resolve().parents[1])}
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as sink:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "fieldbook.load"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=sink, text=True, env=env, preexec_fn=processes.die_with_parent
+        )
+
+    def run(arguments: list[str]) -> dict:
+        try:
+            process.stdin.write(json.dumps(arguments) + "\n")
+            process.stdin.flush()
+            line = process.stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        if not line:
+            raise GateFailed(f"the load client died; see {log.name}")
+        answer = json.loads(line)
+        if "error" in answer:
+            raise GateFailed(f"the load client failed: {answer['error']}")
+        return answer["result"]
+
+    try:
+        yield run
+    finally:
+        process.stdin.close()
+        try:
+            process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+@contextmanager
+def client_if(live: bool, log: Path) -> Iterator[Callable[[list[str]], dict] | None]:
+    """`client` for a live box; for a recorded one nothing is started and the function is None."""
+    if not live:
+        yield None
+        return
+    with client(log) as run:
+        yield run
+
+
+def main() -> None:
+    """Answer each line of arguments on stdin with one line of result on stdout until stdin closes."""
+    import asyncio
+
+    answers = os.fdopen(os.dup(1), "w")
+    # vLLM prints its own tables on stdout; they belong into the log.
+    os.dup2(2, 1)
+    from vllm.benchmarks import serve
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    for line in sys.stdin:
+        try:
+            parser = FlexibleArgumentParser()
+            serve.add_cli_args(parser)
+            answer = {"result": asyncio.run(serve.main_async(parser.parse_args(json.loads(line))))}
+        except (Exception, SystemExit) as error:
+            answer = {"error": f"{type(error).__name__}: {str(error)[:300]}"}
+        answers.write(json.dumps(answer, default=str) + "\n")
+        answers.flush()
+
+
+if __name__ == "__main__":
+    main()

