@@ -14,7 +14,8 @@ LAST_LINE = import json, sys; text = sys.stdin.read().rstrip(); print(text); pri
 
 report: setup
 	@out=$$($(PY) -m fieldbook run "params/$(BOX).yml"); status=$$?; \
-	if [ -n "$$out" ]; then printf '%s\n' "$$out" | $(PY) -c '$(LAST_LINE)' || status=1; fi; \
+	[ -z "$$out" ] || printf '%s\n' "$$out" | $(PY) -c '$(LAST_LINE)' 2>/dev/null || \
+	[ $$status -ne 0 ] || { echo "make report: the walk named no report" >&2; status=1; }; \
 	exit $$status
 
 test: setup-test

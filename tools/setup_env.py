@@ -33,7 +33,7 @@ TORCH_COMPANIONS = ("torchvision", "torchaudio", "torchcodec")  # pulled in by v
 HASHED = ("pyproject.toml", "setup.py", "constraints.txt", "tools/setup_env.py", "lib/fieldbook/kernelspec/kernel.json")
 STAMP = "fieldbook-setup.json"
 BEGUN = "fieldbook-setup.begun"  # says that this folder is ours, and may be emptied
-LAYOUT = {"bin", "include", "lib", "lib64", "share", "etc", "man", "pyvenv.cfg", ".gitignore", "setup.log", "tmp"}
+LAYOUT = {"bin", "include", "lib", "lib64", "share", "etc", "man", "opt", "pyvenv.cfg", ".gitignore", "setup.log", "tmp"}
 NO_USE_RETRYING = re.compile(
     "No space left|Temporary failure in name resolution|NewConnectionError|Max retries|timed out|ConnectionError"
 )
@@ -308,10 +308,10 @@ class Setup(object):
         if fresh:
             write_whole(os.path.join(self.venv, BEGUN), "made by tools/setup_env.py, which may empty this folder\n")
         open(self.log, "w").close()
-        if fresh and self.call([base_python(), "-m", "venv", self.venv]) != 0:
-            raise Problem("the virtual environment could not be made:\n{}".format(self.last_lines()), 1)
         shutil.rmtree(os.path.dirname(self.tmp), ignore_errors=True)  # what a killed pip left
         os.makedirs(self.tmp)
+        if fresh and self.call([base_python(), "-m", "venv", self.venv]) != 0:
+            raise Problem("the virtual environment could not be made:\n{}".format(self.last_lines()), 1)
         return fresh
 
     def mend(self):

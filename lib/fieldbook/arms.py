@@ -95,10 +95,16 @@ def measure(station: Station, booted: Boot, arm: str, round_number: int, ceiling
     """One round of all points; for a recorded box the recorded samples of that arm and round."""
     if not station.live:
         return [s for s in bench.read_samples(recorded_file(station, "samples.jsonl")) if s.arm == arm and s.round == round_number]
+    import httpx
+
     try:
         fresh = bench.measure_round(station.params, booted.state, run, arm, round_number, ceilings_tok_s, station.progress)
-    except OSError as error:
-        raise GateFailed(f"server {booted.name} is gone: {error}") from None
+    except (httpx.HTTPError, GateFailed) as error:
+        # A dead server shows first as a client that cannot connect; the log knows why it died.
+        if server.is_up(booted.state):
+            raise
+        cause = bootlog.root_error(server.log_text(booted.state)) or booted.state.get("reason")
+        raise GateFailed(f"server {booted.name} died while it was measured: {cause or error}") from None
     bench.keep_samples(station.run_dir / "samples.jsonl", fresh)
     return fresh
 

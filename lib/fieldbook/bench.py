@@ -44,7 +44,7 @@ def arguments(params: Params, state: dict, prompt_tokens: int, output_tokens: in
         *("--model", params.model.name, "--tokenizer", str(server.weights_dir(params)), "--dataset-name", "random"),
         *("--random-input-len", str(prompt_tokens), "--random-output-len", str(output_tokens), "--ignore-eos"),
         *("--num-prompts", str(streams), "--max-concurrency", str(streams), "--seed", str(seed)),
-        *("--temperature", "0", "--num-warmups", "0", "--ready-check-timeout-sec", "0", "--disable-tqdm"),
+        *("--temperature", "0", "--num-warmups", "0", "--ready-check-timeout-sec", "0", "--disable-tqdm", "--save-detailed"),
     ]
 
 

@@ -134,7 +134,11 @@ def station_figures(station: PublishedStation) -> list[dict[str, Any]]:
     figures = []
     for key, given in ((station.receipt or {}).get("figures") or {}).items():
         figure = {name: given.get(name) or "" for name in ("unit", "source", "label", "evidence", "headline")}
-        figure |= {"key": key, "value": given.get("value"), "shown": format_value(given.get("value"), figure["unit"])}
+        value = given.get("value")
+        figure |= {"key": key, "value": value, "exact": f"{format_value(value, figure['unit'])} {figure['unit']}"}
+        if figure["unit"] == "B" and isinstance(value, int) and abs(value) >= 1 << 20:
+            value, figure["unit"] = value / (1 << 30), "GiB"  # bytes inside, GiB where people read
+        figure["shown"] = format_value(value, figure["unit"])
         figure["anchor"] = f"s{station.number}-figure-{re.sub(r'[^0-9A-Za-z]+', '-', key)}"
         figures.append(figure)
     return figures
@@ -157,12 +161,13 @@ def format_value(value: Any, unit: str = "") -> str:
 def layout_text(params: dict[str, Any], figures: Iterable[dict[str, Any]] = ()) -> str:
     """The layout, such as "PP2 · TP1 · 15+15 layers"; a split not in the params is the last figure that is one."""
     parallel = params.get("parallel") or {}
-    chosen = [f["value"] for f in figures if "partition" in f["key"] and isinstance(f["value"], list)]
-    split = parallel.get("layer_partition") or (chosen[-1] if chosen else [])
-    split = split.split(",") if isinstance(split, str) else split
+    given = parallel.get("layer_partition") or ""  # a list, "15,15", or a word such as "best"
+    split = given if isinstance(given, list) else re.findall(r"\d+", given)
+    chosen = [f["value"] for f in figures if f["unit"] == "layers" and isinstance(f["value"], list)]
+    split = split or (chosen[-1] if chosen else [])
     sizes = {"PP": parallel.get("pipeline_parallel_size"), "TP": parallel.get("tensor_parallel_size")}
     parts = [f"{name}{size}" for name, size in sizes.items() if size]
-    return " · ".join(parts + ["+".join(str(layers).strip() for layers in split) + " layers"] * bool(split))
+    return " · ".join(parts + ["+".join(map(str, split)) + " layers"] * bool(split))
 
 
 def parse_time(text: str | None) -> datetime | None:

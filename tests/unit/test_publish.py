@@ -51,7 +51,7 @@ HOSTILE = """<link rel="stylesheet" href="https://elsewhere.example/a.css">
 FIGURES = {
     "02_memory_accounting": {
         "pool_tokens": (46592, "tokens", "computed", "memory.pool_tokens: rank 0 binds", "KV pool, predicted", True),
-        "weights": (0.30241, "GiB", "computed", "the safetensors headers' byte counts", "Weights, both ranks", False),
+        "weights": (538060032, "B", "computed", "the safetensors headers' byte counts", "Weights, both ranks", False),
     },
     "03_partition_selection": {
         "layer_partition": ([15, 15], "layers", "computed", "partition.best over 29 splits", "Best split", True),
@@ -279,6 +279,12 @@ def test_tables_scroll_by_themselves_and_carry_evidence_chips(full):
     assert "vertical-align: top; }" not in section  # pandas' scoped style
 
 
+def test_every_figure_is_listed_with_its_source_and_bytes_are_shown_as_gib(full):
+    row = re.search(r'<tr id="s02-figure-weights">.*?</tr>', full.html, re.S)[0]
+    assert 'title="538\u202f060\u202f032 B">0.5011</td>' in row and ">GiB</td>" in row and "chip computed" in row
+    assert "the safetensors headers&#39; byte counts" in row
+
+
 def test_receipts_are_listed_with_their_sha256(full, full_run):
     for name in publish.STATIONS:
         digest = subprocess.run(["sha256sum", full_run / f"{name}.json"], capture_output=True, text=True, check=True)
@@ -438,8 +444,10 @@ def test_values_read_well(value, unit, shown):
 def test_the_layout_comes_from_the_params_else_from_the_chosen_split():
     parallel = {"pipeline_parallel_size": 3, "tensor_parallel_size": 1, "layer_partition": "41, 37"}
     assert publish.layout_text({"parallel": parallel}) == "PP3 · TP1 · 41+37 layers"
-    chosen = [{"key": "layer_partition", "value": [20, 10]}]
-    assert publish.layout_text({"parallel": {"pipeline_parallel_size": 2}}, chosen) == "PP2 · 20+10 layers"
+    chosen = [{"unit": "layers", "value": [20, 10]}, {"unit": "layers", "value": 30}]
+    best = {"pipeline_parallel_size": 2, "layer_partition": "best"}
+    assert publish.layout_text({"parallel": best}, chosen) == "PP2 · 20+10 layers"
+    assert publish.layout_text({"parallel": best}) == "PP2"
     assert publish.layout_text({}) == ""
 
 

@@ -436,7 +436,7 @@ def test_failure_of_the_network_is_not(tool, failing):
 
 def test_last_lines_are_the_errors(tool, venv):
     setup = tool.Setup(str(venv), "cpu", [])
-    lines = "$ pip install", "WARNING: Location 'x' is ignored", "", "Collecting a", "ERROR: No matching", "Collecting b"
+    lines = "$ pip install", "WARNING: Location 'x' is ignored", "", "ERROR: No matching", "Collecting b"
     Path(setup.log).write_text("\n".join(lines))
     assert setup.last_lines() == "    ERROR: No matching"
 
