@@ -26,14 +26,14 @@ OLDEST_PIP = (22, 2)  # older ones know neither --dry-run nor editable installs 
 NEWER_PIP = "pip==23.2.1"
 # PyTorch's own index of +cpu wheels; the variable FIELDBOOK_TORCH_INDEX overrides it.
 TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
-# Peak while installing (measured: cpu 4.2, gpu 7.1; the rest is for pip's cache): the environment and what pip unpacks.
-NEED_GIB = {"cpu": 5.5, "gpu": 9.0}
+# Peak while installing: the environment and what pip unpacks (measured: cpu 4.2, gpu 11.0); the rest is pip's cache.
+NEED_GIB = {"cpu": 5.5, "gpu": 13.0}
 LEAST_GIB = 0.5  # for an environment that is nearly complete
 TORCH_COMPANIONS = ("torchvision", "torchaudio", "torchcodec")  # pulled in by vLLM, unused here
 HASHED = ("pyproject.toml", "setup.py", "constraints.txt", "tools/setup_env.py", "lib/fieldbook/kernelspec/kernel.json")
 STAMP = "fieldbook-setup.json"
 BEGUN = "fieldbook-setup.begun"  # says that this folder is ours, and may be emptied
-LAYOUT = {"bin", "include", "lib", "lib64", "share", "etc", "man", "opt", "pyvenv.cfg", ".gitignore", "setup.log", "tmp"}
+LAYOUT = {"bin", "include", "lib", "lib64", "share", "etc", "man", "opt", "pyvenv.cfg", "setup.log", "tmp"}
 NO_USE_RETRYING = re.compile(
     "No space left|Temporary failure in name resolution|NewConnectionError|Max retries|timed out|ConnectionError"
 )
@@ -458,9 +458,17 @@ def take_lock(venv, say):
     return lock
 
 
+class OneLineParser(argparse.ArgumentParser):
+    """argparse, without the usage that it prints before an error."""
+
+    def error(self, message):
+        """One line, status 2."""
+        self.exit(2, "set-up: {} (--help lists the options)\n".format(message))
+
+
 def parse(argv):
-    """The command line; argparse ends with status 2 and one line of usage by itself."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    """The command line; a mistake in it ends the process with status 2."""
+    parser = OneLineParser(description=__doc__.splitlines()[0])
     parser.add_argument("--venv", default=os.path.join(ROOT, ".venv"), help="where the environment goes")
     parser.add_argument("--extras", default="", help="extras of pyproject.toml besides the flavour, by commas")
     parser.add_argument("--flavour", default="auto", choices=("auto", "cpu", "gpu"))

@@ -176,6 +176,31 @@ def prove_patch(station: Station, defect_id: str, arm: Parallel, layers_per_stag
     return rows
 
 
+def patch_states(station: Station) -> list[dict[str, Any]]:
+    """States of the known defects in the vLLM installed here; for a recorded box as they were before its patches."""
+    return patches.as_rows(patches.status(patches.vllm_tree(), station.params)) if station.live else recorded_patches(station)["status"]
+
+
+def patch_states_after(station: Station) -> list[dict[str, Any]]:
+    """The same after patching."""
+    return patch_states(station) if station.live else recorded_patches(station)["after"]
+
+
+def patch_diff(station: Station, defect_id: str) -> str:
+    """Unified diff of one mend."""
+    return patches.diff(patches.vllm_tree(), defect_id) if station.live else recorded_patches(station)["diff"][defect_id]
+
+
+def ceilings_tok_s(inventory_receipt: Receipt) -> dict[str, float]:
+    """Ceilings of every metric, from the receipt of notebook 01."""
+    return {key.removeprefix("measured_"): value for key, value in inventory_receipt.data["ceilings_tok_s"].items()}
+
+
 def boot_data(booted: Boot) -> dict[str, Any]:
     """A boot as receipts keep it."""
-    return {"name": booted.name, "measured_log": asdict(booted.log), "phases": booted.phases, "state_file": f"servers/{booted.state_file.name}" if booted.state_file else None}
+    return {
+        "name": booted.name,
+        "measured_log": asdict(booted.log),
+        "phases": booted.phases,
+        "state_file": f"servers/{booted.state_file.name}" if booted.state_file else None,
+    }

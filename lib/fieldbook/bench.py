@@ -68,7 +68,16 @@ def decode_tok_s(start_s: list[float], ttft_s: list[float], itl_s: list[list[flo
     return tokens / (closes - opens)
 
 
-def void_reasons(result: dict, prompt_tokens: int, output_tokens: int, streams: int, before: dict[str, float], after: dict[str, float], value: float, ceiling_tok_s: float | None) -> list[str]:
+def void_reasons(
+    result: dict,
+    prompt_tokens: int,
+    output_tokens: int,
+    streams: int,
+    before: dict[str, float],
+    after: dict[str, float],
+    value: float,
+    ceiling_tok_s: float | None,
+) -> list[str]:
     """Why a sample must not count; empty when it is sound. before and after are the server's counters (`counters`)."""
     reasons = [f"error: {text[:80]}" for text in result["errors"] if text]
     if result["output_lens"] != [output_tokens] * streams:
@@ -124,7 +133,13 @@ def seed_of(arm: str, round_number: int, point: int, repetition: int) -> int:
 
 
 def measure_round(
-    params: Params, state: dict, run: Callable[[list[str]], dict], arm: str, round_number: int, ceilings_tok_s: dict[str, float], progress: Callable[[str], None]
+    params: Params,
+    state: dict,
+    run: Callable[[list[str]], dict],
+    arm: str,
+    round_number: int,
+    ceilings_tok_s: dict[str, float],
+    progress: Callable[[str], None],
 ) -> list[Sample]:
     """All points of one round on a running server, one uncounted warm-up of the same shape before each point."""
     samples = []
@@ -164,6 +179,11 @@ def measure_round(
 def values(samples: list[Sample], arm: str, metric: str, round_number: int | None = None) -> list[float]:
     """Sound values of one arm and metric, in the order measured; void samples are never averaged in."""
     return [s.value_tok_s for s in samples if s.arm == arm and s.metric == metric and not s.void and round_number in (None, s.round)]
+
+
+def by_round(samples: list[Sample], metrics: list[str]) -> dict[str, dict[str, list[list[float]]]]:
+    """Sound values as {metric: {arm: [values of round 1, values of round 2]}}, as the verdict compares them."""
+    return {metric: {arm: [values(samples, arm, metric, number) for number in (1, 2)] for arm in ("candidate", "baseline")} for metric in metrics}
 
 
 def summary_rows(samples: list[Sample], metrics: list[str]) -> list[dict]:

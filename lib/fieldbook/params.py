@@ -187,7 +187,8 @@ def _explain(problem: dict) -> str:
     if kind in ("model_type", "model_attributes_type", "dict_type"):
         return f"{key}: got {got}, expected a section with the keys {', '.join(_fields_at(location)) or 'of a mapping'}"
     if location[-2:] and "layer_partition" in location:
-        return f"{'.'.join(map(str, location[:location.index('layer_partition') + 1]))}: got {got}, expected 'best', 'default' or a list of layers per stage such as [15, 15]"
+        key = ".".join(map(str, location[: location.index("layer_partition") + 1]))
+        return f"{key}: got {got}, expected 'best', 'default' or a list of layers per stage such as [15, 15]"
     message = problem["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
     return f"{key}: got {got}, expected {message}"
 
@@ -200,26 +201,44 @@ def _check_against_model(params: Params, where: str) -> None:
         tp, pp, split = arm.tensor_parallel_size, arm.pipeline_parallel_size, arm.layer_partition
         if spec.num_attention_heads % tp:
             fitting = [n for n in range(1, spec.num_attention_heads + 1) if spec.num_attention_heads % n == 0]
-            raise BadInput(f"{where}: {key}.tensor_parallel_size: got {tp}, which does not divide the {spec.num_attention_heads} attention heads of {params.model.name}; "
-                           f"one of {', '.join(map(str, fitting))} would")
+            raise BadInput(
+                f"{where}: {key}.tensor_parallel_size: got {tp}, which does not divide the {spec.num_attention_heads} attention heads of {params.model.name}; "
+                f"one of {', '.join(map(str, fitting))} would"
+            )
         if pp > spec.num_hidden_layers:
-            raise BadInput(f"{where}: {key}.pipeline_parallel_size: got {pp}, more than the {spec.num_hidden_layers} layers of {params.model.name}; at most one stage per layer")
+            raise BadInput(
+                f"{where}: {key}.pipeline_parallel_size: got {pp}, more than the {spec.num_hidden_layers} layers of {params.model.name}; "
+                "at most one stage per layer"
+            )
         if isinstance(split, list) and (len(split) != pp or sum(split) != spec.num_hidden_layers):
-            raise BadInput(f"{where}: {key}.layer_partition: got {split} ({len(split)} stages, {sum(split)} layers), expected {pp} numbers that sum to the "
-                           f"{spec.num_hidden_layers} layers of {params.model.name}")
+            raise BadInput(
+                f"{where}: {key}.layer_partition: got {split} ({len(split)} stages, {sum(split)} layers), expected {pp} numbers that sum to the "
+                f"{spec.num_hidden_layers} layers of {params.model.name}"
+            )
     engine, bench = params.engine, params.benchmarks
     if engine.device == "cpu" and params.engine.kv_cache_gib_per_rank is None:
         raise BadInput(f"{where}: engine.kv_cache_gib_per_rank: missing; on a CPU the KV space of each rank has to be given in whole GiB, e.g. 1")
     longest = max([*bench.prefill_tokens, bench.decode_prompt_tokens + bench.decode_output_tokens])
     if longest + 1 > engine.max_model_len:
-        raise BadInput(f"{where}: benchmarks: the longest request has {longest + 1} tokens, more than engine.max_model_len {engine.max_model_len}; shorten it or raise max_model_len")
+        raise BadInput(
+            f"{where}: benchmarks: the longest request has {longest + 1} tokens, more than engine.max_model_len {engine.max_model_len}; "
+            "shorten it or raise max_model_len"
+        )
     if engine.max_model_len > spec.max_position_embeddings:
-        raise BadInput(f"{where}: engine.max_model_len: got {engine.max_model_len}, more than the {spec.max_position_embeddings} positions {params.model.name} was made for")
+        raise BadInput(
+            f"{where}: engine.max_model_len: got {engine.max_model_len}, more than the {spec.max_position_embeddings} positions "
+            f"{params.model.name} was made for"
+        )
     if max(bench.decode_concurrency) > engine.max_num_seqs:
-        raise BadInput(f"{where}: benchmarks.decode_concurrency: got {max(bench.decode_concurrency)}, more than engine.max_num_seqs {engine.max_num_seqs}; requests would queue")
+        raise BadInput(
+            f"{where}: benchmarks.decode_concurrency: got {max(bench.decode_concurrency)}, more than engine.max_num_seqs {engine.max_num_seqs}; "
+            "requests would queue"
+        )
     metrics = metric_names(params)
     if params.verdict.primary_metric not in metrics:
-        raise BadInput(f"{where}: verdict.primary_metric: got {params.verdict.primary_metric!r}, which these benchmarks do not measure; one of {', '.join(metrics)}")
+        raise BadInput(
+            f"{where}: verdict.primary_metric: got {params.verdict.primary_metric!r}, which these benchmarks do not measure; one of {', '.join(metrics)}"
+        )
 
 
 def metric_names(params: Params) -> list[str]:

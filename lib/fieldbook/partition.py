@@ -41,7 +41,10 @@ def all_splits(layers: int, stages: int) -> list[tuple[int, ...]]:
     """
     count = math.comb(layers - 1, stages - 1)
     if count > MOST_SPLITS:
-        raise BadInput(f"{layers} layers in {stages} stages can be split in {count:,} ways, more than the {MOST_SPLITS:,} this search looks through; give parallel.layer_partition")
+        raise BadInput(
+            f"{layers} layers in {stages} stages can be split in {count:,} ways, more than the {MOST_SPLITS:,} "
+            "this search looks through; give parallel.layer_partition"
+        )
     splits = []
     for cuts in itertools.combinations(range(1, layers), stages - 1):
         edges = (0, *cuts, layers)

@@ -1,5 +1,6 @@
 """Processes by pid and start time: a pid alone can be reused, the pair cannot."""
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -119,7 +120,5 @@ def reap() -> None:
 
 
 def _send(pid: int, number: int) -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
-    except ProcessLookupError:
-        pass

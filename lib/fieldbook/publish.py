@@ -229,9 +229,7 @@ def _page(template: str, **content: Any) -> str:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     loader = FileSystemLoader(TEMPLATES)
-    environment = Environment(
-        loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined
-    )
+    environment = Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
     return environment.get_template(template).render(evidence=EVIDENCE, **content)
 
 

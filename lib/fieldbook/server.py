@@ -100,10 +100,20 @@ def gates(params: Params, layers_per_stage: tuple[int, ...], inventory: dict[str
         rows.append({"gate": name, "result": "pass" if ok else "refuse", "why": good if ok else bad})
 
     total = sum(layers_per_stage)
-    gate("layer split", total == spec.num_hidden_layers, f"{'+'.join(map(str, layers_per_stage))} = {total} layers", f"{list(layers_per_stage)} has {total} of {spec.num_hidden_layers} layers")
+    gate(
+        "layer split",
+        total == spec.num_hidden_layers,
+        f"{'+'.join(map(str, layers_per_stage))} = {total} layers",
+        f"{list(layers_per_stage)} has {total} of {spec.num_hidden_layers} layers",
+    )
     unmended = [d["id"] for d in defects if d["met_by_this_box"] and d["state"] not in ("patched", "fixed")]
     gate("known defects", not unmended, "none open that this box meets", f"{', '.join(unmended)} not mended; set engine.patches to needed")
-    gate("device", engine.device == "cpu" or bool(inventory["gpus"]), f"{engine.device} is there", "engine.device is cuda, but NVML shows no GPU; set cpu, or install the driver")
+    gate(
+        "device",
+        engine.device == "cpu" or bool(inventory["gpus"]),
+        f"{engine.device} is there",
+        "engine.device is cuda, but NVML shows no GPU; set cpu, or install the driver",
+    )
     if engine.device == "cpu":
         dtype_bytes, last = memory.DTYPE_BYTES[engine.dtype], len(layers_per_stage) - 1
         weights = sum(memory.rank_weights_bytes(spec, n, r == 0, r == last, dtype_bytes) for r, n in enumerate(layers_per_stage))

@@ -14,12 +14,15 @@ def gib(count_bytes: float) -> float:
     return count_bytes / 2**30
 
 
-def table(rows: list[dict[str, Any]], caption: str = ""):
-    """A table without index column; None shows as a dash, floats with at most four significant digits after thousands are kept."""
+def table(rows: list[dict[str, Any]], caption: str = "") -> None:
+    """Show a table without index column; `cell` says how values look. Nothing in it differs from run to run but the values."""
     import pandas as pd
+    from IPython.display import display
 
     frame = pd.DataFrame([{key: cell(value) for key, value in row.items()} for row in rows])
-    return frame.style.hide(axis="index").set_caption(caption).set_uuid("t").set_table_attributes('class="dataframe"') if len(frame) else frame
+    styled = frame.style.hide(axis="index").set_caption(caption).set_uuid("t").set_table_attributes('class="dataframe"')
+    # A Styler's own text form is its memory address.
+    display({"text/html": styled.to_html(), "text/plain": frame.to_string(index=False)}, raw=True)
 
 
 def cell(value: Any) -> str:
@@ -37,9 +40,9 @@ def cell(value: Any) -> str:
     return str(value)
 
 
-def figures(items: dict[str, Figure]):
-    """Figures with unit, evidence and source."""
-    return table([{"figure": f.label, "value": f.value, "unit": f.unit, "evidence": f.evidence, "source": f.source} for f in items.values()])
+def figures(items: dict[str, Figure]) -> None:
+    """Show figures with unit, evidence and source."""
+    table([{"figure": f.label, "value": f.value, "unit": f.unit, "evidence": f.evidence, "source": f.source} for f in items.values()])
 
 
 def say(markdown: str) -> None:
@@ -57,7 +60,10 @@ def code(text: str, language: str = "text") -> None:
 def banner(kind: str, box: str) -> None:
     """Say at the head of a recorded box's notebook that nothing was measured here."""
     if kind == "recorded":
-        say(f"> **Recorded box.** Figures of launch, benchmarks and verdict of `{box}` were recorded in an earlier run and are shown, not measured again. What can be computed is computed here.")
+        say(
+            f"> **Recorded box.** Figures of launch, benchmarks and verdict of `{box}` were recorded in an earlier run and are shown, not measured again. "
+            "What can be computed is computed here."
+        )
 
 
 def chart(figure) -> None:
@@ -67,8 +73,8 @@ def chart(figure) -> None:
 
     text = {"labelColor": INK, "titleColor": INK}
     styled = (
-        figure.configure(background="transparent", font="system-ui, sans-serif")
-        .configure_axis(gridColor=GRID, domainColor=GRID, tickColor=GRID, labelFontSize=12, titleFontSize=12, titleFontWeight="normal", **text)
+        figure.configure(background="transparent", font="sans-serif")
+        .configure_axis(gridColor=GRID, domainColor=GRID, tickColor=GRID, labelFontSize=12, titleFontSize=12, titleFontWeight="normal", titlePadding=16, **text)
         .configure_legend(labelFontSize=12, titleFontSize=12, titleFontWeight="normal", **text)
         .configure_header(labelFontSize=12, titleFontSize=12, **text)
         .configure_view(stroke=None)
@@ -82,12 +88,12 @@ def bars(rows: list[dict[str, Any]], category: str, value: str, title: str, colo
     """Horizontal bars with the value written at each bar's end."""
     import altair as alt
 
-    base = alt.Chart(alt.Data(values=rows), width=width, height=alt.Step(28)).encode(
+    base = alt.Chart(alt.Data(values=[{**row, "shown": cell(row[value])} for row in rows]), width=width, height=alt.Step(28)).encode(
         y=alt.Y(f"{category}:N", sort=None, title=None), x=alt.X(f"{value}:Q", title=title, axis=alt.Axis(tickCount=5))
     )
     tint = alt.Color(f"{colour}:N", title=None, sort=None, scale=alt.Scale(range=[ACCENT, SECOND, QUIET])) if colour else alt.value(ACCENT)
     marks = base.mark_bar(height=16).encode(color=tint)
-    labels = base.mark_text(align="left", dx=4, color=INK, fontSize=12).encode(text=alt.Text(f"{value}:Q", format=",.4~r"))
+    labels = base.mark_text(align="left", dx=4, color=INK, fontSize=12).encode(text=alt.Text("shown:N"))
     return marks + labels
 
 

@@ -39,6 +39,10 @@ class Station:
         self.figures[key] = Figure(value=value, unit=unit, evidence=evidence, source=source, label=label, headline=headline)
         return self.figures[key]
 
+    def figures_of(self, *keys: str) -> dict[str, Figure]:
+        """Some of the figures recorded so far, for a table."""
+        return {key: self.figures[key] for key in keys if key in self.figures}
+
     def earlier(self, number: int) -> Receipt:
         """Receipt of an earlier station. When it is missing or made with other params, that station is run first, headlessly.
 

@@ -28,7 +28,13 @@ def main(state_file: Path) -> None:
     with open(state["log"], "ab") as log:
         # A session of its own makes every descendant findable; die_with_parent covers a killed supervisor.
         server = subprocess.Popen(
-            state["argv"], env={**os.environ, **state["env"]}, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, preexec_fn=processes.die_with_parent
+            state["argv"],
+            env={**os.environ, **state["env"]},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            preexec_fn=processes.die_with_parent,
         )
     leader = processes.identify(server.pid) or processes.ProcessId(server.pid, 0)
     own = processes.identify(os.getpid())

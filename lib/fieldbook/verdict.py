@@ -104,8 +104,10 @@ def holm(p_values: dict[str, float]) -> dict[str, float]:
     return adjusted
 
 
-def sentence(primary: Comparison, expectation: str, names: tuple[str, str]) -> str:
+def sentence(primary: Comparison, expectation: str, names: dict[str, str]) -> str:
     """The verdict in one line: what was found, how sure, and whether it was expected."""
-    found = f"{names[0]} is {primary.answer} than {names[1]}" if primary.answer in ("faster", "slower") else f"{names[0]} against {names[1]}: {primary.answer}"
+    ours, theirs = names["candidate"], names["baseline"]
+    found = f"{ours} is {primary.answer} than {theirs}" if primary.answer in ("faster", "slower") else f"{ours} against {theirs}: {primary.answer}"
     agrees = "as expected" if primary.answer == expectation else f"expected was '{expectation}'"
-    return f"{found} in {primary.metric}: {primary.candidate_median:.1f} against {primary.baseline_median:.1f} tok/s, x{primary.ratio:.2f}, p = {primary.p_value:.3f}; {agrees}"
+    figures = f"{primary.candidate_median:.1f} against {primary.baseline_median:.1f} tok/s, x{primary.ratio:.2f}, p = {primary.p_value:.3f}"
+    return f"{found} in {primary.metric.removesuffix('_tok_s').replace('_', ' ')}: {figures}; {agrees}"

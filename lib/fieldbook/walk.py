@@ -68,7 +68,9 @@ def choose_run_dir(params: Params, first: int, asked: str | None) -> Path:
         if receipt is None or not receipt.passed:
             raise BadInput(f"--from {first:02d}: {run_dir} has no passed receipt of {name}; give --from {name[:2]}")
         if receipt.params_hash != params.hash:
-            raise BadInput(f"--from {first:02d}: {name} in {run_dir} was made with other params ({receipt.params_hash[:8]}, now {params.hash[:8]}); start again from 01")
+            raise BadInput(
+                f"--from {first:02d}: {name} in {run_dir} was made with other params ({receipt.params_hash[:8]}, now {params.hash[:8]}); start again from 01"
+            )
     return run_dir
 
 
@@ -230,4 +232,12 @@ def _shown_progress(folder: Path) -> Iterator[None]:
 
 def result_document(walk: Walk) -> str:
     """The last line of stdout: one JSON document."""
-    return json.dumps({"run_dir": str(walk.run_dir), "report": str(walk.report) if walk.report else None, "receipts": walk.receipts, "verdict": walk.verdict, "status": walk.status})
+    return json.dumps(
+        {
+            "run_dir": str(walk.run_dir),
+            "report": str(walk.report) if walk.report else None,
+            "receipts": walk.receipts,
+            "verdict": walk.verdict,
+            "status": walk.status,
+        }
+    )

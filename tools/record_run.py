@@ -1,0 +1,74 @@
+"""Turn a finished live run into a recorded box: `python tools/record_run.py RUN NEWBOX`.
+
+Writes data/boxes/NEWBOX (inventory, ceilings, versions), data/reports/NEWBOX (boot logs, samples, probes, patch states) and params/NEWBOX.yml.
+Boot logs keep only the lines that Fieldbook reads, so that no path, address or host name of the machine goes along.
+"""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import yaml
+from fieldbook import bench, bootlog, files, patches, paths, receipts
+
+# What bootlog.parse reads. Everything else in a log is about the machine.
+KEPT = re.compile(
+    "|".join([*(re.escape(needle) for needle, _ in bootlog.PHASES), "for KV cache on node", "using the V1 model runner", "Using V2 Model Runner", "LLM engine"])
+)
+
+
+def trim_log(text: str) -> str:
+    """The lines of a boot log that are read later, cut where they name the machine."""
+    kept = []
+    for line in bootlog.clean(text).splitlines():
+        if KEPT.search(line):
+            line = re.sub(
+                r" with config: .*| non-default args: .*|(?<=Starting to load model) .*", lambda m: " non-default args" if "args" in m[0] else "", line
+            )
+            kept.append(line)
+    return "\n".join(kept) + "\n"
+
+
+def main(run_dir: Path, new_box: str) -> None:
+    """Read the run's receipts and files, write the recorded box."""
+    found = {name: receipts.read(run_dir, name) for name in paths.STATIONS}
+    missing = [name for name, receipt in found.items() if receipt is None or not receipt.passed]
+    if missing:
+        sys.exit(f"{run_dir}: no passed receipt of {', '.join(missing)}; record a run that came through")
+    box_dir, report_dir = paths.root() / "data" / "boxes" / new_box, paths.root() / "data" / "reports" / new_box
+    first, fourth, last = found["01_hardware_inventory"], found["04_patch_application"], found["07_verdict"]
+
+    lscpu = json.loads(subprocess.run(["lscpu", "-J"], capture_output=True, text=True, check=True).stdout)
+    files.write_json(box_dir / "lscpu.json", lscpu)
+    files.write_whole(box_dir / "meminfo.txt", Path("/proc/meminfo").read_text())
+    numa = first.data["inventory"]["numa"]
+    lines = [f"available: {len(numa)} nodes"]
+    for node in numa:
+        lines += [f"node {node['node']} cpus: {' '.join(map(str, node['cpus']))}", f"node {node['node']} size: {node['memory_total_bytes'] // 2**20} MB"]
+    files.write_whole(box_dir / "numactl-H.txt", "\n".join(lines) + "\n")
+    files.write_json(box_dir / "ceilings.json", {"memory_read_bytes_s": first.figures["memory_read_gb_s"].value * 1e9})
+    versions = {key: value for key, value in first.versions.items() if key != "fieldbook"}
+    files.write_whole(box_dir / "versions.yml", yaml.safe_dump(versions, sort_keys=False))
+
+    for arm in ("candidate", "baseline"):
+        files.write_whole(report_dir / f"boot-{arm}.log", trim_log((run_dir / "servers" / f"{arm}-1.log").read_text()))
+    samples = bench.read_samples(run_dir / "samples.jsonl")
+    files.write_whole(report_dir / "samples.jsonl", "".join(s.model_dump_json() + "\n" for s in samples))
+    files.write_json(report_dir / "probes.json", last.data["measured_probes"])
+    # The inner rows stay as recorded; the diff is that of the tree which was patched.
+    diff = {row["id"]: patches.diff(patches.vllm_tree(), row["id"]) for row in fourth.data["before"]}
+    proof = [{key: value for key, value in row.items() if key != "defect"} for row in fourth.data["measured_proof"]]
+    files.write_json(report_dir / "patches.json", {"status": fourth.data["before"], "diff": diff, "proof": proof, "after": fourth.data["after"]})
+
+    params = first.params
+    params["box"] = {"name": new_box, "kind": "recorded", "note": f"a run of {first.box} on {first.started_at[:10]}, replayed without a server"}
+    header = f"# A recorded run of {first.box}: everything that can be computed is computed again, the rest is shown as recorded.\n"
+    files.write_whole(paths.root() / "params" / f"{new_box}.yml", header + yaml.safe_dump(params, sort_keys=False))
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        sys.exit(__doc__.splitlines()[0])
+    main(Path(sys.argv[1]), sys.argv[2])
