@@ -11,7 +11,6 @@ import tempfile
 from pathlib import Path
 
 import nbformat
-
 from fieldbook import params, paths
 
 DEFAULT = ["params/cpu-smollm2-replay.yml", "tests/params/quick.yml"]

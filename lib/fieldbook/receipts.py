@@ -14,8 +14,9 @@ from .params import Params
 
 Evidence = Literal["measured", "recorded", "computed", "estimated", "stated"]
 
-# Keys that differ between two honest runs of the same walk: clocks, process ids, folders. `comparable` leaves them out.
-RUN_BOUND_KEYS = {"started_at", "ended_at", "server", "owner", "log", "samples_file", "elapsed_s", "phases", "state_file", "port"}
+# Keys that differ between two honest runs of the same walk: clocks, process ids, folders, what memory is free just then. `comparable` leaves
+# them out. (A virtual machine's balloon moves even the size of a NUMA node.)
+RUN_BOUND_KEYS = {"started_at", "ended_at", "server", "samples_file", "memory_available_bytes", "memory_used_bytes", "numa"}
 
 
 class Figure(BaseModel):

@@ -1,5 +1,6 @@
 """The runner: seven notebooks through papermill, one line of progress each, one report at the end, no server left behind."""
 
+import fcntl
 import json
 import os
 import signal
@@ -44,46 +45,50 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def choose_run_dir(params: Params, first: int, asked: str | None) -> Path:
-    """The run folder: the asked one, for a resumed walk the latest of the box, else a new one named by the UTC time.
+def choose_run_dir(params: Params, first: int, only: int | None, asked: str | None) -> Path:
+    """The run folder: the asked one; for a resumed walk or a single station the latest of the box; else a new one named by the UTC time.
 
-    Raises BadInput when a resumed walk finds no run, or one whose earlier receipts are missing or made with other params.
+    Raises BadInput when a resumed walk finds no run, or one whose earlier receipts are missing or made with other params. A single station
+    has no such needs: it runs what it lacks itself.
     """
     box_dir = paths.reports_dir() / params.box.name
+    runs = sorted(p for p in box_dir.glob("*") if (p / "params.yml").is_file() and p.name != BY_HAND)
     if asked:
         run_dir = Path(asked).resolve()
-    elif first == 1:
+    elif runs and (only or first > 1):
+        run_dir = runs[-1]
+    elif first > 1:
+        raise BadInput(f"--from {first:02d}: box {params.box.name} has no run to resume; start without --from")
+    else:
         stamp = datetime.now(timezone.utc).strftime("%Y%m%d-%H%M%S")  # noqa: UP017
-        run_dir = box_dir / stamp
-        number = 2
+        run_dir, number = box_dir / stamp, 2
         while run_dir.exists():
             run_dir, number = box_dir / f"{stamp}-{number}", number + 1
-    else:
-        runs = sorted(p for p in box_dir.glob("*") if (p / "params.yml").is_file() and p.name != BY_HAND)
-        if not runs:
-            raise BadInput(f"--from {first:02d}: box {params.box.name} has no run to resume; start without --from")
-        run_dir = runs[-1]
     for name in paths.STATIONS[: first - 1]:
         receipt = receipts.read(run_dir, name)
         if receipt is None or not receipt.passed:
             raise BadInput(f"--from {first:02d}: {run_dir} has no passed receipt of {name}; give --from {name[:2]}")
         if receipt.params_hash != params.hash:
-            raise BadInput(
-                f"--from {first:02d}: {name} in {run_dir} was made with other params ({receipt.params_hash[:8]}, now {params.hash[:8]}); start again from 01"
-            )
+            made, now = receipt.params_hash[:8], params.hash[:8]
+            raise BadInput(f"--from {first:02d}: {name} in {run_dir} was made with other params ({made}, now {now}); start again from 01")
     return run_dir
 
 
 def run(params: Params, first: int = 1, only: int | None = None, run_dir: str | None = None, keep_server: bool = False) -> Walk:
     """Run the stations from `first`, or only one, then write the report. Never leaves a server unless `keep_server`.
 
-    A failed station ends the walk; the report then shows the failure.
+    A failed station ends the walk; the report then shows the failure. Raises FieldbookError while another walk runs in this environment.
     """
-    folder = Path(run_dir).resolve() if only and run_dir else choose_run_dir(params, only or first, run_dir)
+    nested = bool(os.environ.get("FIELDBOOK_NESTED"))
+    with _alone(params, nested):
+        return _run_alone(params, first, only, run_dir, keep_server, nested)
+
+
+def _run_alone(params: Params, first: int, only: int | None, run_dir: str | None, keep_server: bool, nested: bool) -> Walk:
+    folder = choose_run_dir(params, first, only, run_dir)
     folder.mkdir(parents=True, exist_ok=True)
     files.write_whole(folder / "params.yml", yaml.safe_dump(params.model_dump(), sort_keys=False))
     names = [paths.station_name(only)] if only else paths.STATIONS[first - 1 :]
-    nested = bool(os.environ.get("FIELDBOOK_NESTED"))
     started, status, failure = time.monotonic(), 0, ""
     try:
         with _signals(), _owning(nested), _shown_progress(folder):
@@ -166,6 +171,27 @@ def _shown(folder: Path) -> str:
         return str(folder.relative_to(Path.cwd()))
     except ValueError:
         return str(folder)
+
+
+@contextmanager
+def _alone(params: Params, nested: bool) -> Iterator[None]:
+    """Hold the lock of this environment during a live walk. Raises FieldbookError when another walk holds it.
+
+    Two walks at once would falsify each other's figures and patch one vLLM under the other's feet.
+    """
+    if params.box.kind != "live" or nested:
+        yield
+        return
+    with open(Path(sys.prefix) / "fieldbook-walk.lock", "a+") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            lock.seek(0)
+            raise FieldbookError(f"another walk ({lock.read().strip()}) runs in this environment; wait for it, two at once spoil both") from None
+        lock.truncate(0)
+        lock.write(f"process {os.getpid()}, box {params.box.name}")
+        lock.flush()
+        yield
 
 
 @contextmanager

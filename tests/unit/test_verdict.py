@@ -159,9 +159,9 @@ def test_holm_by_hand():
 
 
 def test_sentence():
-    result = verdict.compare("decode_c4_tok_s", FAST, SLOW, 0.05)
-    line = verdict.sentence(result, "faster", ("PP2 15+15", "PP1"))
-    assert line == "PP2 15+15 is faster than PP1 in decode_c4_tok_s: 20.1 against 10.2 tok/s, x1.99, p = 0.005; as expected" or "20.2 against 10.2" in line
-    assert verdict.sentence(result, "slower", ("A", "B")).endswith("; expected was 'slower'")
+    result = verdict.compare("decode_c4_tok_s", [[20.0, 20.4, 20.2], [20.0, 20.4, 20.2]], [[10.0, 10.2, 10.1], [10.0, 10.2, 10.1]], 0.05)
+    line = verdict.sentence(result, "faster", {"candidate": "PP2 15+15", "baseline": "PP1"})
+    assert line == "PP2 15+15 is faster than PP1 in decode c4: 20.2 against 10.1 tok/s, x2.00, p = 0.005; as expected"
+    assert verdict.sentence(result, "slower", {"candidate": "A", "baseline": "B"}).endswith("; expected was 'slower'")
     same = verdict.compare("m", [[10.0] * 3, [11.0] * 3], [[10.0] * 3, [11.0] * 3], 0.05)
-    assert verdict.sentence(same, "same", ("A", "B")).startswith("A against B: same in m:")
+    assert verdict.sentence(same, "same", {"candidate": "A", "baseline": "B"}).startswith("A against B: same in m: ")
