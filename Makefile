@@ -21,6 +21,10 @@ report: setup
 test: setup-test
 	$(PY) -m ruff check .
 	$(PY) -m pytest $(ARGS)
+	@# Strict: a recorded box gives the same outputs everywhere. Lax: a live walk, of which only the tagged cells are the same.
+	@reports=$$(mktemp -d); export FIELDBOOK_REPORTS="$$reports"; \
+	$(PY) -m pytest --nbval tests/golden/cpu-smollm2-replay && $(PY) -m pytest --nbval-lax tests/golden/cpu-smollm2-quick; \
+	status=$$?; rm -rf "$$reports"; exit $$status
 
 lab: setup
 	cd notebooks && ../$(PY) -m jupyterlab --MultiKernelManager.default_kernel_name=fieldbook $(ARGS)

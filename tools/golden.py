@@ -11,6 +11,7 @@ import tempfile
 from pathlib import Path
 
 import nbformat
+
 from fieldbook import params, paths
 
 DEFAULT = ["params/cpu-smollm2-replay.yml", "tests/params/quick.yml"]

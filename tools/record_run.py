@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import yaml
+
 from fieldbook import bench, bootlog, files, patches, paths, receipts
 
 # What bootlog.parse reads. Everything else in a log is about the machine.

@@ -88,7 +88,7 @@ def run_walk(arguments) -> int:
     only = int(paths.station_name(arguments.only)[:2]) if arguments.only else None
     if arguments.keep_server and not only:
         raise BadInput("--keep-server: goes with --only; a whole walk stops its server")
-    done = walk.run(loaded, first, only, arguments.run_dir, arguments.keep_server)
+    done = walk.run(loaded, first, only, arguments.run_dir, arguments.keep_server, arguments.file)
     print(walk.result_document(done))
     return done.status
 

@@ -60,8 +60,9 @@ def boot(station: Station, name: str, arm: Parallel | Baseline, layers_per_stage
         text = recorded_file(station, f"boot-{name.partition('-')[0]}.log").read_text()
         return Boot(name, bootlog.parse(text), None, [], None)
     models.ensure(station.params, station.progress)
-    state_file = server.launch(station.params, arm, layers_per_stage, station.run_dir, name)
-    ready_s, phases = server.wait_ready(state_file, station.params.server.ready_timeout_s, station.progress)
+    with station.clock("server start"):
+        state_file = server.launch(station.params, arm, layers_per_stage, station.run_dir, name)
+        ready_s, phases = server.wait_ready(state_file, station.params.server.ready_timeout_s, station.progress)
     return Boot(name, bootlog.parse(server.log_text(server.read_state(state_file))), ready_s, phases, state_file)
 
 
@@ -98,13 +99,16 @@ def measure(station: Station, booted: Boot, arm: str, round_number: int, ceiling
     import httpx
 
     try:
-        fresh = bench.measure_round(station.params, booted.state, run, arm, round_number, ceilings_tok_s, station.progress)
+        with station.clock("load"):
+            fresh = bench.measure_round(station.params, booted.state, run, arm, round_number, ceilings_tok_s, station.progress)
     except (httpx.HTTPError, GateFailed) as error:
-        # A dead server shows first as a client that cannot connect; the log knows why it died.
-        if server.is_up(booted.state):
+        # A dying server shows first as a client that cannot connect, while its process still shuts down; the log knows why.
+        up, cause = server.is_up(booted.state), bootlog.root_error(server.log_text(booted.state))
+        if up and not cause and isinstance(error, GateFailed):
             raise
-        cause = bootlog.root_error(server.log_text(booted.state)) or booted.state.get("reason")
-        raise GateFailed(f"server {booted.name} died while it was measured: {cause or error}") from None
+        ended = server.stop(booted.state_file)
+        cause = cause or (f"{type(error).__name__}: {error}" if up else ended["reason"])
+        raise GateFailed(f"server {booted.name} failed while it was measured: {cause}") from None
     bench.keep_samples(station.run_dir / "samples.jsonl", fresh)
     return fresh
 
@@ -122,7 +126,8 @@ def probe(station: Station, booted: Boot, arm: str) -> list[dict[str, Any]]:
     rows = []
     for prompt in station.params.probes.prompts:
         station.progress(f"{arm}: probe {prompt!r}")
-        answer = server.complete(booted.state, prompt, station.params.probes.output_tokens)
+        with station.clock("probes"):
+            answer = server.complete(booted.state, prompt, station.params.probes.output_tokens)
         rows.append({"prompt": prompt, **answer, "problems": probe_problems(answer, station.params.probes.output_tokens)})
     return rows
 
@@ -164,13 +169,16 @@ def prove_patch(station: Station, defect_id: str, arm: Parallel, layers_per_stag
         started = boot(station, f"{code}-{defect_id}", arm, layers_per_stage)
         station.progress(f"{code} server: first request")
         try:
-            answer = server.complete(started.state, prompt, most)
+            with station.clock("probes"):
+                answer = server.complete(started.state, prompt, most)
             row = {"code": code, "boots": True, "answers": True, "evidence": answer["text"].strip()}
         except GateFailed:
             row = {"code": code, "boots": True, "answers": False, "evidence": bootlog.root_error(server.log_text(started.state)) or "no exception in the log"}
         finally:
             server.stop(started.state_file)
         rows.append(row)
+    if not rows[0]["answers"] and rows[0]["evidence"] != patches.CATALOGUE[defect_id].SYMPTOM:
+        raise GateFailed(f"{defect_id}: the stock server died of something else ({rows[0]['evidence']}), which proves nothing; run 04 again")
     if not rows[1]["answers"]:
         raise GateFailed(f"{defect_id}: the mended server still fails: {rows[1]['evidence']}")
     return rows
@@ -184,6 +192,11 @@ def patch_states(station: Station) -> list[dict[str, Any]]:
 def patch_states_after(station: Station) -> list[dict[str, Any]]:
     """The same after patching."""
     return patch_states(station) if station.live else recorded_patches(station)["after"]
+
+
+def unmended(rows: list[dict[str, Any]]) -> list[str]:
+    """Defects that this box meets and that are not mended."""
+    return [row["id"] for row in rows if row["met_by_this_box"] and row["state"] not in patches.MENDED]
 
 
 def patch_diff(station: Station, defect_id: str) -> str:

@@ -109,7 +109,7 @@ COUNTERS = {
 
 def parse_counters(metrics: str) -> dict[str, float]:
     """The five counters of COUNTERS from the text of /metrics, summed over label sets; 0 where a counter is not exported."""
-    return {key: sum(float(v) for v in re.findall(rf"^{re.escape(name)}(?:\{{[^}}]*\}})? (\S+)$", metrics, re.M)) for key, name in COUNTERS.items()}
+    return {key: sum(float(v) for v in re.findall(rf"^{re.escape(name)}(?:\{{.*\}})? (\S+)$", metrics, re.M)) for key, name in COUNTERS.items()}
 
 
 def counters(state: dict) -> dict[str, float]:

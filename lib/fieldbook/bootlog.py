@@ -10,7 +10,11 @@ _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _POOL = re.compile(r"(\w+) KV cache size: ([\d,]+) tokens, Maximum concurrency for ([\d,]+) tokens per request: ([\d.]+)x")
 _CPU_KV = re.compile(r"Worker(?:_PP(\d+))?\S*? pid=\d+\).*?(?:Explicitly|Auto) set \(([\d.]+)/([\d.]+)\) GiB for KV cache on node (\d+)")
 _WEIGHTS = re.compile(r"Worker(?:_PP(\d+))?\S*? pid=\d+\).*?Loading weights took ([\d.]+) seconds")
-_ERROR = re.compile(r"\b(\w*(?:Error|Exception|Interrupt))\b(?:: (.*))?$")
+_KILLED = re.compile(r"((?:Worker|Engine core) proc \S+ died unexpectedly)")
+# Packages print their exceptions with the module in front.
+_ERROR = re.compile(r"(?:\w+\.)*(\w*(?:Error|Exception|Interrupt))(?:: (.*))?$")
+_WHO = re.compile(r"^(?:\(\S+ pid=\d+\) |\[rank\d+\]: )+")
+_LEVEL = re.compile(r"^(\w+) \d\d-\d\d \d\d:\d\d:\d\d \[[^\]]+\] ")
 
 # Shown while a server starts: (what the log says, what that means), in order.
 PHASES = (
@@ -52,7 +56,7 @@ def parse(text: str) -> BootLog:
     """Read a start-up log; works on a log that is still growing or broke off."""
     text = clean(text)
     pool = _POOL.search(text)
-    version = re.search(r"LLM engine \(v([^)]+)\)", text) or re.search(r"version (\d+\.\d+\.\d+)", text)
+    version = re.search(r"LLM engine \(v([^)]+)\)", text) or re.search(r"[█▀▄] +version (\S+)", text)
     runner = "V1" if "using the V1 model runner" in text else "V2" if "Using V2 Model Runner" in text else None
     return BootLog(
         vllm_version=version[1] if version else None,
@@ -74,10 +78,15 @@ def root_error(text: str) -> str | None:
     """
     lines = clean(text).splitlines()
     for number, line in enumerate(lines):
-        bare = re.sub(r"^\(\S+ pid=\d+\) |^\w+ \d\d-\d\d \d\d:\d\d:\d\d \[[^\]]+\] ", "", line)
-        bare = re.sub(r"^\w+ \d\d-\d\d \d\d:\d\d:\d\d \[[^\]]+\] ", "", bare)
-        found = _ERROR.match(bare.strip())
-        if found and not bare.startswith(" "):
+        if killed := _KILLED.search(line):
+            return killed[1]
+        bare = _WHO.sub("", line)
+        level = _LEVEL.match(bare)
+        if level and level[1] not in ("ERROR", "CRITICAL"):
+            # Told below ERROR: it was caught, and vLLM went on.
+            continue
+        found = _ERROR.match(bare[level.end() :] if level else bare)
+        if found:
             frames = [f for f in (re.search(r"in (\w+)$", earlier) for earlier in lines[max(0, number - 12) : number]) if f]
             where = f" in {frames[-1][1]}" if frames else ""
             return f"{found[1]}{where}" + (f": {found[2]}" if found[2] else "")

@@ -94,27 +94,31 @@ def read_captured(folder: Path) -> Inventory:
 
     Raises BadInput naming the file that is missing or unreadable. GPU captures are not read yet; a note says so.
     """
-    shown = f"data/boxes/{folder.name}"
     texts = {}
     for name in ("lscpu.json", "meminfo.txt", "numactl-H.txt"):
         if not (folder / name).is_file():
-            raise BadInput(f"{shown}/{name}: missing; a recorded box needs the captured output under that name")
-        texts[name] = (folder / name).read_text(encoding="utf-8")
+            raise BadInput(f"{paths.shown(folder / name)}: missing; a recorded box needs the captured output under that name")
+        try:
+            texts[name] = (folder / name).read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            raise BadInput(f"{paths.shown(folder / name)}: not text in UTF-8; expected the output of the command as it was printed") from None
     try:
         lscpu = _flatten_lscpu(json.loads(texts["lscpu.json"])["lscpu"])
-    except (ValueError, KeyError, TypeError):
-        raise BadInput(f"{shown}/lscpu.json: not the output of `lscpu -J`") from None
+        logical_cpus = int(lscpu["CPU(s)"])
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise BadInput(f"{paths.shown(folder)}/lscpu.json: not the output of `lscpu -J`, or no CPU(s) in it") from None
     meminfo = parse_meminfo(texts["meminfo.txt"])
     if "MemTotal" not in meminfo:
-        raise BadInput(f"{shown}/meminfo.txt: no MemTotal line; expected the text of /proc/meminfo")
-    sockets = int(lscpu.get("Socket(s)", 1))
+        raise BadInput(f"{paths.shown(folder)}/meminfo.txt: no MemTotal line; expected the text of /proc/meminfo")
+    # A virtual machine may answer '-': then there is one of them.
+    sockets, cores_per_socket = (int(lscpu[key]) if lscpu.get(key, "").isdigit() else 1 for key in ("Socket(s)", "Core(s) per socket"))
     captured_gpus = sorted(p.name for p in folder.glob("nvidia-smi*")) + sorted(p.name for p in folder.glob("topo-*"))
     return Inventory(
         system=f"captured, {lscpu.get('Architecture', 'unknown')}",
         cpu_model=lscpu.get("Model name", "unknown"),
         sockets=sockets,
-        cores=sockets * int(lscpu.get("Core(s) per socket", 1)),
-        logical_cpus=int(lscpu["CPU(s)"]),
+        cores=sockets * cores_per_socket,
+        logical_cpus=logical_cpus,
         isa=[flag for flag in ISA_FLAGS if flag in lscpu.get("Flags", "").split()],
         memory_total_bytes=meminfo["MemTotal"],
         memory_available_bytes=meminfo.get("MemAvailable"),

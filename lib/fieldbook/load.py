@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from . import processes
@@ -51,7 +51,9 @@ def client(log: Path) -> Iterator[Callable[[list[str]], dict]]:
     try:
         yield run
     finally:
-        process.stdin.close()
+        with suppress(OSError):
+            # A killed client leaves a line unsent, and closing would send it.
+            process.stdin.close()
         try:
             process.wait(timeout=10)
         except subprocess.TimeoutExpired:

@@ -72,6 +72,8 @@ def model_spec(name: str) -> ModelSpec:
         config = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise BadInput(f"{shown}: not JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise BadInput(f"{shown}: not a model config, which is a mapping of keys to values")
     architecture = (config.get("architectures") or ["?"])[0]
     if architecture != "LlamaForCausalLM":
         raise BadInput(f"{shown}: architecture {architecture} is not covered yet; memory accounting knows LlamaForCausalLM")
@@ -98,10 +100,15 @@ def model_spec(name: str) -> ModelSpec:
 
 def layer_parameters(spec: ModelSpec) -> int:
     """Parameters of one decoder layer: q, k, v, o, gate, up, down and two norms (vLLM: models/llama.py:LlamaDecoderLayer)."""
-    query_width = spec.num_attention_heads * spec.head_dim
-    kv_width = spec.num_key_value_heads * spec.head_dim
+    return layer_parameters_of_rank(spec, 1)
+
+
+def layer_parameters_of_rank(spec: ModelSpec, tensor_parallel_size: int) -> int:
+    """Parameters of one decoder layer on one TP rank: heads and MLP width are divided, KV heads until one is left, norms are replicated."""
+    query_width = spec.num_attention_heads * spec.head_dim // tensor_parallel_size
+    kv_width = max(1, spec.num_key_value_heads // tensor_parallel_size) * spec.head_dim
     attention = spec.hidden_size * (query_width + 2 * kv_width) + query_width * spec.hidden_size
-    return attention + 3 * spec.hidden_size * spec.intermediate_size + 2 * spec.hidden_size
+    return attention + 3 * spec.hidden_size * spec.intermediate_size // tensor_parallel_size + 2 * spec.hidden_size
 
 
 def embedding_parameters(spec: ModelSpec) -> int:
@@ -109,19 +116,20 @@ def embedding_parameters(spec: ModelSpec) -> int:
     return spec.vocab_size * spec.hidden_size
 
 
-def rank_weights_bytes(spec: ModelSpec, layers: int, first: bool, last: bool, dtype_bytes: int) -> int:
-    """Bytes of weights on one pipeline stage at TP 1.
+def rank_weights_bytes(spec: ModelSpec, layers: int, first: bool, last: bool, dtype_bytes: int, tensor_parallel_size: int = 1) -> int:
+    """Bytes of weights on one rank of a pipeline stage.
 
     The embedding lies on the first stage, final norm and lm_head on the last. Tied embeddings are held by both ends when these
     are different ranks, once when they are the same (vLLM: models/llama.py:LlamaModel.__init__, LlamaForCausalLM.__init__).
     """
-    parameters = layers * layer_parameters(spec)
+    embedding = embedding_parameters(spec) // tensor_parallel_size
+    parameters = layers * layer_parameters_of_rank(spec, tensor_parallel_size)
     if first:
-        parameters += embedding_parameters(spec)
+        parameters += embedding
     if last:
         parameters += spec.hidden_size
         if not (first and spec.tie_word_embeddings):
-            parameters += embedding_parameters(spec)
+            parameters += embedding
     return parameters * dtype_bytes
 
 
@@ -186,7 +194,7 @@ def predict_pool(
             RankLedger(
                 rank=rank,
                 layers=layers,
-                weights_bytes=rank_weights_bytes(spec, layers, rank == 0, rank == last, dtype_bytes),
+                weights_bytes=rank_weights_bytes(spec, layers, rank == 0, rank == last, dtype_bytes, tensor_parallel_size),
                 kv_bytes_per_token=per_token,
                 kv_bytes_per_block=per_token * block_size,
                 available_kv_bytes=available,

@@ -21,9 +21,9 @@ Metric = Annotated[str, Field(pattern=r"^(pool_tokens|prefill_\d+_tok_s|decode_c
 
 
 class Section(BaseModel):
-    """A section refuses keys it does not know: a misspelt key must never be silently without effect."""
+    """A section refuses keys it does not know, and values of another type: neither a misspelt key nor a `yes` for a number is guessed at."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 class Box(Section):
@@ -104,6 +104,13 @@ class Params(Section):
     probes: Probes = Probes()
     verdict: Verdict = Verdict()
 
+    def shareable(self) -> dict[str, Any]:
+        """The resolved values for receipts and reports: secrets given to the server are starred out."""
+        whole = self.model_dump()
+        whole["server"]["extra_env"] = {key: "***" if is_secret(key) else value for key, value in whole["server"]["extra_env"].items()}
+        whole["server"]["extra_args"] = without_secrets(whole["server"]["extra_args"])
+        return whole
+
     @property
     def hash(self) -> str:
         """SHA-256 over the resolved values; receipts carry it, so a stale one is recognised."""
@@ -111,12 +118,41 @@ class Params(Section):
         return hashlib.sha256(text.encode()).hexdigest()
 
 
+def is_secret(name: str) -> bool:
+    """True for the name of an option or variable whose value must not be published: api keys, tokens, passwords."""
+    upper = name.upper()
+    return any(word in upper for word in ("KEY", "TOKEN", "SECRET", "PASSWORD")) and "TOKENIZER" not in upper and "TOKENS" not in upper
+
+
+def without_secrets(words: list[str]) -> list[str]:
+    """Command-line words with the values of secret options starred out, in '--option value' and '--option=value' form."""
+    shown, hide = [], False
+    for word in words:
+        option, equals, _ = word.partition("=")
+        if hide and not word.startswith("--"):
+            shown.append("***")
+            continue
+        hide = word.startswith("--") and is_secret(option)
+        shown.append(f"{option}=***" if hide and equals else word)
+        hide = hide and not equals
+    return shown
+
+
 class _UniqueKeyLoader(yaml.SafeLoader):
     """YAML lets a repeated key override the first in silence; a params file must not."""
 
+    def construct_object(self, node, deep=False):
+        try:
+            return super().construct_object(node, deep)
+        except (ValueError, TypeError, AttributeError) as error:
+            # PyYAML stumbles over an impossible date, or a tag that does not fit its value.
+            raise yaml.constructor.ConstructorError(None, None, f"{node.value!r} cannot be read: {error}", node.start_mark) from None
+
     def construct_mapping(self, node, deep=False):
         seen = set()
-        for key_node, _ in node.value:
+        for key_node, _ in node.value if isinstance(node, yaml.MappingNode) else []:
+            if not isinstance(key_node, yaml.ScalarNode):
+                continue
             if key_node.value in seen:
                 raise yaml.constructor.ConstructorError(None, None, f"key '{key_node.value}' is given twice", key_node.start_mark)
             seen.add(key_node.value)
@@ -136,6 +172,8 @@ def load(file: str | Path) -> Params:
         raise BadInput(f"{file}: line {line}: {error.problem}") from None
     except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
         raise BadInput(f"{file}: not a YAML file in UTF-8: {str(error).splitlines()[0]}") from None
+    except RecursionError:
+        raise BadInput(f"{file}: nested too deeply; a params file has sections with keys") from None
     return validate(sections, str(file))
 
 
@@ -146,7 +184,7 @@ def validate(sections: Any, where: str) -> Params:
     try:
         params = Params.model_validate(sections)
     except ValidationError as error:
-        problems = error.errors()
+        problems = list({_location(problem): problem for problem in reversed(error.errors())}.values())[::-1]
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
         raise BadInput(f"{where}: {_explain(problems[0])}{more}") from None
     _check_against_model(params, where)
@@ -172,10 +210,19 @@ def _fields_at(location: tuple) -> dict[str, Any]:
     return getattr(model, "model_fields", {})
 
 
+def _location(problem: dict) -> tuple:
+    """Where a problem is. The location of a union also names its members ('list[...]', 'literal[...]'), which say nothing to a reader."""
+    location = list(problem["loc"])
+    if "layer_partition" in location:
+        location = location[: location.index("layer_partition") + 1]
+    return tuple(location)
+
+
 def _explain(problem: dict) -> str:
-    # The location of a union names its members ('list[...]', 'literal[...]'), which say nothing to a reader.
-    location = tuple(part for part in problem["loc"] if not (isinstance(part, str) and "[" in part))
+    location = _location(problem)
     key = ".".join(str(part) for part in location)
+    if not key.isprintable():
+        key = repr(key)
     kind, got = problem["type"], _short(problem.get("input"))
     if kind == "extra_forbidden":
         known = list(_fields_at(location[:-1]))
@@ -186,8 +233,7 @@ def _explain(problem: dict) -> str:
         return f"{key}: missing; it is required"
     if kind in ("model_type", "model_attributes_type", "dict_type"):
         return f"{key}: got {got}, expected a section with the keys {', '.join(_fields_at(location)) or 'of a mapping'}"
-    if location[-2:] and "layer_partition" in location:
-        key = ".".join(map(str, location[: location.index("layer_partition") + 1]))
+    if location[-1:] == ("layer_partition",):
         return f"{key}: got {got}, expected 'best', 'default' or a list of layers per stage such as [15, 15]"
     message = problem["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
     return f"{key}: got {got}, expected {message}"
@@ -195,7 +241,10 @@ def _explain(problem: dict) -> str:
 
 def _check_against_model(params: Params, where: str) -> None:
     """What a schema cannot know: the layout has to fit the model's shape."""
-    spec = memory.model_spec(params.model.name)
+    try:
+        spec = memory.model_spec(params.model.name)
+    except BadInput as error:
+        raise BadInput(f"{where}: {error}") from None
     arms = {"parallel": params.parallel, "verdict.baseline": params.verdict.baseline}
     for key, arm in arms.items():
         tp, pp, split = arm.tensor_parallel_size, arm.pipeline_parallel_size, arm.layer_partition
@@ -204,6 +253,11 @@ def _check_against_model(params: Params, where: str) -> None:
             raise BadInput(
                 f"{where}: {key}.tensor_parallel_size: got {tp}, which does not divide the {spec.num_attention_heads} attention heads of {params.model.name}; "
                 f"one of {', '.join(map(str, fitting))} would"
+            )
+        if spec.num_key_value_heads % tp and tp % spec.num_key_value_heads:
+            raise BadInput(
+                f"{where}: {key}.tensor_parallel_size: got {tp}, but the {spec.num_key_value_heads} KV heads of "
+                f"{params.model.name} must be divided by it or divide it"
             )
         if pp > spec.num_hidden_layers:
             raise BadInput(
@@ -216,12 +270,15 @@ def _check_against_model(params: Params, where: str) -> None:
                 f"{spec.num_hidden_layers} layers of {params.model.name}"
             )
     engine, bench = params.engine, params.benchmarks
+    for key, asked in (("prefill_tokens", bench.prefill_tokens), ("decode_concurrency", bench.decode_concurrency)):
+        if len(set(asked)) != len(asked):
+            raise BadInput(f"{where}: benchmarks.{key}: got {asked}, expected each value once")
     if engine.device == "cpu" and params.engine.kv_cache_gib_per_rank is None:
         raise BadInput(f"{where}: engine.kv_cache_gib_per_rank: missing; on a CPU the KV space of each rank has to be given in whole GiB, e.g. 1")
-    longest = max([*bench.prefill_tokens, bench.decode_prompt_tokens + bench.decode_output_tokens])
-    if longest + 1 > engine.max_model_len:
+    longest = max([*(n + 1 for n in bench.prefill_tokens), bench.decode_prompt_tokens + bench.decode_output_tokens])
+    if longest > engine.max_model_len:
         raise BadInput(
-            f"{where}: benchmarks: the longest request has {longest + 1} tokens, more than engine.max_model_len {engine.max_model_len}; "
+            f"{where}: benchmarks: the longest request has {longest} tokens, more than engine.max_model_len {engine.max_model_len}; "
             "shorten it or raise max_model_len"
         )
     if engine.max_model_len > spec.max_position_embeddings:
@@ -233,6 +290,11 @@ def _check_against_model(params: Params, where: str) -> None:
         raise BadInput(
             f"{where}: benchmarks.decode_concurrency: got {max(bench.decode_concurrency)}, more than engine.max_num_seqs {engine.max_num_seqs}; "
             "requests would queue"
+        )
+    if params.probes.output_tokens >= engine.max_model_len:
+        raise BadInput(
+            f"{where}: probes.output_tokens: got {params.probes.output_tokens}, but prompt and answer have to fit in "
+            f"engine.max_model_len {engine.max_model_len}"
         )
     metrics = metric_names(params)
     if params.verdict.primary_metric not in metrics:

@@ -10,7 +10,7 @@ from .memory import ModelSpec, Pool
 from .params import Baseline, Parallel, Params
 
 # Beyond this an enumeration takes more than a few seconds.
-MOST_SPLITS = 500_000
+MOST_SPLITS = 100_000
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,14 @@ def station_name(number: int | str) -> str:
     raise BadInput(f"station {number!r} does not exist: give one of {', '.join(n[:2] for n in STATIONS)}")
 
 
+def shown(path: Path) -> str:
+    """A path as messages show it: relative to the checkout when it lies inside."""
+    try:
+        return str(path.resolve().relative_to(root()))
+    except ValueError:
+        return str(path)
+
+
 def reports_dir() -> Path:
     """Folder of all run folders; FIELDBOOK_REPORTS moves it (tests do)."""
     return Path(os.environ.get("FIELDBOOK_REPORTS") or root() / "reports")

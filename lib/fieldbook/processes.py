@@ -92,13 +92,24 @@ def session_members(leader: ProcessId) -> list[int]:
     return members
 
 
+def shared_memory_of(leader: ProcessId) -> set[str]:
+    """Files under /dev/shm that the processes of a session have mapped now."""
+    found = set()
+    for pid in session_members(leader):
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/maps", encoding="utf-8", errors="replace") as maps:
+            found |= {line.split(maxsplit=5)[5].strip() for line in maps if " /dev/shm/" in line}
+    return {name for name in found if not name.endswith(" (deleted)")}
+
+
 def end_session(leader: ProcessId, timeout_s: float) -> None:
     """SIGTERM to the leader, wait, then SIGKILL whatever of the session is left. Returns when none is left."""
     if is_alive(leader):
         _send(leader.pid, signal.SIGTERM)
+    else:
+        # Nobody is left to tell the others to end; they get a moment to notice.
+        timeout_s = min(timeout_s, 2)
     deadline = time.monotonic() + timeout_s
     while session_members(leader) and time.monotonic() < deadline:
-        reap()
         time.sleep(0.1)
     for _ in range(100):
         members = session_members(leader)
@@ -106,17 +117,7 @@ def end_session(leader: ProcessId, timeout_s: float) -> None:
             return
         for pid in members:
             _send(pid, signal.SIGKILL)
-        reap()
         time.sleep(0.1)
-
-
-def reap() -> None:
-    """Collect ended children, so that none stays a zombie. Leaves children that are waited for elsewhere to themselves."""
-    try:
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
-    except ChildProcessError:
-        pass
 
 
 def _send(pid: int, number: int) -> None:

@@ -14,9 +14,9 @@ from .params import Params
 
 Evidence = Literal["measured", "recorded", "computed", "estimated", "stated"]
 
-# Keys that differ between two honest runs of the same walk: clocks, process ids, folders, what memory is free just then. `comparable` leaves
-# them out. (A virtual machine's balloon moves even the size of a NUMA node.)
-RUN_BOUND_KEYS = {"started_at", "ended_at", "server", "samples_file", "memory_available_bytes", "memory_used_bytes", "numa"}
+# Keys of `data` that differ between two honest runs of the same walk: process ids, times, what memory is free just then, and the state a walk
+# before this one left. `comparable` leaves them out. (A virtual machine's balloon moves even the size of a NUMA node.)
+RUN_BOUND_KEYS = {"server", "samples_file", "elapsed_s", "before", "memory_available_bytes", "memory_used_bytes", "numa"}
 
 
 class Figure(BaseModel):
@@ -112,4 +112,5 @@ def comparable(receipt: Receipt) -> dict[str, Any]:
             return {key: strip(inner) for key, inner in value.items() if key not in RUN_BOUND_KEYS and not key.startswith("measured_")}
         return [strip(inner) for inner in value] if isinstance(value, list) else value
 
-    return strip({key: value for key, value in receipt.model_dump().items() if key != "verdict"})
+    whole = receipt.model_dump(exclude={"started_at", "ended_at", "verdict"})
+    return {**whole, "figures": strip(whole["figures"]), "data": strip(whole["data"])}

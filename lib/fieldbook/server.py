@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import socket
 import subprocess
 import sys
@@ -11,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from . import bootlog, files, memory, paths, processes
+from . import bootlog, files, memory, patches, paths, processes
 from .errors import BadInput, GateFailed
-from .params import Baseline, Parallel, Params
+from .params import Baseline, Parallel, Params, is_secret, without_secrets
 
 HOST = "127.0.0.1"
 # What a rank's process holds besides weights and KV cache: torch, vLLM and their libraries (0.9 GiB seen for 0.30 on CPU).
@@ -32,9 +33,9 @@ class CommandLine:
     def shown(self) -> str:
         """As a person would type it, one option per line, without machine paths."""
         root = str(paths.root())
-        words = [word.replace(root + "/", "") for word in self.argv]
+        words = [shlex.quote(word.replace(root + "/", "")) for word in without_secrets(list(self.argv))]
         words[0] = "python"
-        lines = [f"{key}={value} \\" for key, value in self.env.items()] + [" ".join(words[:3])]
+        lines = [f"{key}={'***' if is_secret(key) else shlex.quote(value)} \\" for key, value in self.env.items()] + [" ".join(words[:3])]
         for word in words[3:]:
             if word.startswith("--"):
                 lines[-1] += " \\"
@@ -106,7 +107,7 @@ def gates(params: Params, layers_per_stage: tuple[int, ...], inventory: dict[str
         f"{'+'.join(map(str, layers_per_stage))} = {total} layers",
         f"{list(layers_per_stage)} has {total} of {spec.num_hidden_layers} layers",
     )
-    unmended = [d["id"] for d in defects if d["met_by_this_box"] and d["state"] not in ("patched", "fixed")]
+    unmended = [d["id"] for d in defects if d["met_by_this_box"] and d["state"] not in patches.MENDED]
     gate("known defects", not unmended, "none open that this box meets", f"{', '.join(unmended)} not mended; set engine.patches to needed")
     gate(
         "device",
@@ -116,8 +117,9 @@ def gates(params: Params, layers_per_stage: tuple[int, ...], inventory: dict[str
     )
     if engine.device == "cpu":
         dtype_bytes, last = memory.DTYPE_BYTES[engine.dtype], len(layers_per_stage) - 1
-        weights = sum(memory.rank_weights_bytes(spec, n, r == 0, r == last, dtype_bytes) for r, n in enumerate(layers_per_stage))
-        needed = weights + len(layers_per_stage) * (engine.kv_cache_gib_per_rank * memory.GIB + RANK_OVERHEAD_BYTES)
+        tp = params.parallel.tensor_parallel_size
+        weights = sum(memory.rank_weights_bytes(spec, n, r == 0, r == last, dtype_bytes, tp) for r, n in enumerate(layers_per_stage))
+        needed = tp * weights + tp * len(layers_per_stage) * (engine.kv_cache_gib_per_rank * memory.GIB + RANK_OVERHEAD_BYTES)
         have = inventory["memory_available_bytes"] or inventory["memory_total_bytes"]
         text = f"{needed / memory.GIB:.1f} GiB for weights, KV space and ranks"
         gate("host memory", needed <= have, text + " fits", f"{text}, {have / memory.GIB:.1f} GiB available; lower engine.kv_cache_gib_per_rank")
@@ -133,6 +135,9 @@ def launch(params: Params, arm: Parallel | Baseline, layers_per_stage: tuple[int
     port = free_port(params.server.port)
     command = command_line(params, arm, layers_per_stage, port)
     state_file, log = folder / f"{name}.json", folder / f"{name}.log"
+    if state_file.is_file():
+        # A notebook that was interrupted and is run again, or a walk killed a moment ago, whose supervisor would write into the new state.
+        stop(state_file)
     log.unlink(missing_ok=True)
     state = {
         "status": "starting",
@@ -195,11 +200,12 @@ def wait_ready(state_file: Path, timeout_s: float, progress: Callable[[str], Non
             if phase not in [p for p, _ in passed]:
                 passed.append((phase, round(waited, 1)))
                 progress(f"{state['name']}: {phase} after {waited:.0f} s")
-        # Right after the launch the supervisor has not written 'running' yet; past that a server that is not up has died.
-        died = state["status"] == "ended" or (waited > 20 and not is_up(state))
+        # Right after the launch the supervisor has not written 'running' yet; a supervisor that never does was killed at once.
+        died = not is_up(state) and (state["status"] != "starting" or waited > 20)
         if died or waited > timeout_s:
-            cause = bootlog.root_error(text) or (state.get("reason") if died else f"not ready after {timeout_s:.0f} s")
-            stop(state_file)
+            # Stopping first: only then has the supervisor written why the server ended.
+            ended = stop(state_file)
+            cause = bootlog.root_error(log_text(state) if died else text) or (ended.get("reason") if died else f"not ready after {timeout_s:.0f} s")
             raise GateFailed(f"server {state['name']} did not start: {cause}; its log is servers/{Path(state['log']).name}")
         try:
             if state["status"] == "running" and httpx.get(f"http://{HOST}:{state['port']}/health", timeout=2).status_code == 200:
@@ -233,6 +239,8 @@ def complete(state: dict[str, Any], prompt: str, max_tokens: int, timeout_s: flo
 def stop(state_file: Path) -> dict[str, Any]:
     """Stop a server and return its final state; one that has ended already is left alone, a killed supervisor is stood in for."""
     state = read_state(state_file)
+    if state["status"] == "ended" and not state.get("server"):
+        return state
     supervisor = processes.parse(state["supervisor"]) if state.get("supervisor") else None
     if state["status"] == "starting":
         # The supervisor was launched a moment ago and has not written yet, or never came up.
@@ -250,7 +258,7 @@ def stop(state_file: Path) -> dict[str, Any]:
     processes.end_session(processes.parse(state["server"]), 0 if state["status"] == "ended" else state["stop_timeout_s"])
     state = read_state(state_file)
     if state["status"] != "ended":
-        state.update(status="ended", reason="stopped; its supervisor was gone")
+        state.update(status="ended", reason="its supervisor was killed")
         files.write_json(state_file, state)
     return state
 
@@ -259,7 +267,12 @@ def stop_all(run_dir: Path) -> list[str]:
     """Stop every server of a run folder; returns the names of those that were still up."""
     stopped = []
     for state_file in sorted((run_dir / "servers").glob("*.json")):
-        state = read_state(state_file)
+        try:
+            state = read_state(state_file)
+        except BadInput:
+            # Nothing is known of this one; the others must still be stopped.
+            stopped.append(f"{state_file.stem}: its state file is damaged")
+            continue
         if state["status"] == "starting" or is_up(state) or (state.get("server") and processes.session_members(processes.parse(state["server"]))):
             stop(state_file)
             stopped.append(state["name"])
@@ -273,7 +286,7 @@ def find(state_file: Path, model: str) -> dict[str, Any] | None:
     if not state_file.is_file():
         return None
     state = read_state(state_file)
-    if not is_up(state) or state["model"] != model:
+    if not is_up(state) or state["model"] != model or not processes.is_alive(processes.parse(state["owner"])):
         return None
     try:
         served = httpx.get(f"http://{HOST}:{state['port']}/v1/models", timeout=10).json()["data"]

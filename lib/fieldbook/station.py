@@ -3,13 +3,16 @@
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from . import files, paths, receipts
+from . import files, paths, processes, receipts
 from . import params as params_module
 from .errors import BadInput, GateFailed
 from .params import Params
@@ -57,6 +60,16 @@ class Station:
             raise GateFailed(f"{self.notebook} needs {name}, which did not pass: {receipt.verdict if receipt else 'no receipt'}")
         return receipt
 
+    @contextmanager
+    def clock(self, what: str) -> Iterator[None]:
+        """Add the time spent inside to data["elapsed_s"][what], so that a walk can say where its time went."""
+        start = time.monotonic()
+        try:
+            yield
+        finally:
+            elapsed = self.data.setdefault("elapsed_s", {})
+            elapsed[what] = round(elapsed.get(what, 0.0) + time.monotonic() - start, 1)
+
     def progress(self, text: str) -> None:
         """One line that the runner shows while a cell is busy; it never enters the notebook's output."""
         files.write_whole(self.run_dir / ".progress", text + "\n")
@@ -68,7 +81,7 @@ class Station:
             box=self.params.box.name,
             kind=self.params.box.kind,
             params_hash=self.params.hash,
-            params=self.params.model_dump(),
+            params=self.params.shareable(),
             versions=receipts.versions() if self.live else recorded_versions(self.params),
             started_at=self.started_at,
             ended_at=receipts.now(),
@@ -107,7 +120,9 @@ def _run_station(station: Station, name: str) -> None:
     params_file = station.run_dir / "params.yml"
     files.write_whole(params_file, yaml.safe_dump(station.params.model_dump(), sort_keys=False))
     command = [sys.executable, "-m", "fieldbook", "run", str(params_file), "--only", name[:2], "--run-dir", str(station.run_dir), "--keep-server"]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "FIELDBOOK_NESTED": "1"}, check=False)
+    # The server it may start belongs to whoever owns this notebook's servers, not to the passing process.
+    env = {**os.environ, "FIELDBOOK_NESTED": "1", "FIELDBOOK_OWNER": str(processes.owner_of_servers())}
+    done = subprocess.run(command, capture_output=True, text=True, env=env, preexec_fn=processes.die_with_parent, check=False)
     if done.returncode:
         lines = done.stderr.strip().splitlines()
         raise GateFailed(f"{station.notebook} needs {name}, which failed: {lines[-1] if lines else f'exit status {done.returncode}'}")

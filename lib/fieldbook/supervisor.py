@@ -6,9 +6,11 @@ It must survive the kernel that launched it, and must not survive the owner by m
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -25,25 +27,35 @@ def main(state_file: Path) -> None:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: wanted.update(stop=True))
     processes.adopt_orphans()
-    with open(state["log"], "ab") as log:
-        # A session of its own makes every descendant findable; die_with_parent covers a killed supervisor.
-        server = subprocess.Popen(
-            state["argv"],
-            env={**os.environ, **state["env"]},
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-            preexec_fn=processes.die_with_parent,
-        )
+    # vLLM leaves sockets and rendezvous files in its temporary folder, so it gets one of its own.
+    scratch = tempfile.mkdtemp(prefix="fieldbook-server-")
+    try:
+        with open(state["log"], "ab") as log:
+            # A session of its own makes every descendant findable; die_with_parent covers a killed supervisor.
+            server = subprocess.Popen(
+                state["argv"],
+                env={**os.environ, "TMPDIR": scratch, **state["env"]},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                preexec_fn=processes.die_with_parent,
+            )
+    except OSError as error:
+        state.update(status="ended", server=None, returncode=None, reason=f"it cannot be started: {error}")
+        files.write_json(state_file, state)
+        os.rmdir(scratch)
+        return
     leader = processes.identify(server.pid) or processes.ProcessId(server.pid, 0)
     own = processes.identify(os.getpid())
+    _guard(own, leader, scratch)
     state.update(status="running", server=str(leader), supervisor=str(own), returncode=None, reason=None)
     files.write_json(state_file, state)
 
-    reason = None
+    reason, shared = None, set()
     while reason is None:
         time.sleep(POLL_S)
+        shared |= processes.shared_memory_of(leader)
         if server.poll() is not None:
             reason = f"the server ended by itself with status {server.returncode}"
         elif wanted["stop"]:
@@ -52,8 +64,31 @@ def main(state_file: Path) -> None:
             reason = f"its owner (process {owner.pid}) is gone"
     returncode = server.returncode
     processes.end_session(leader, state["stop_timeout_s"])
+    _clean(scratch, shared)
     state.update(status="ended", returncode=returncode, reason=reason)
     files.write_json(state_file, state)
+
+
+def _clean(scratch: str, shared: set[str]) -> None:
+    """Remove what ended processes leave: their temporary folder, and shared memory that they had mapped and nobody unlinked."""
+    shutil.rmtree(scratch, ignore_errors=True)
+    for name in shared:
+        Path(name).unlink(missing_ok=True)
+
+
+def _guard(supervisor: processes.ProcessId, leader: processes.ProcessId, scratch: str) -> None:
+    """A second watcher, forked off: when the supervisor itself is killed, it ends the engine and the workers, which only their leader would have."""
+    if os.fork():
+        return
+    try:
+        shared = set()
+        while processes.is_alive(supervisor):
+            time.sleep(POLL_S)
+            shared |= processes.shared_memory_of(leader)
+        processes.end_session(leader, 0)
+        _clean(scratch, shared)
+    finally:
+        os._exit(0)
 
 
 if __name__ == "__main__":

@@ -74,55 +74,67 @@ def choose_run_dir(params: Params, first: int, only: int | None, asked: str | No
     return run_dir
 
 
-def run(params: Params, first: int = 1, only: int | None = None, run_dir: str | None = None, keep_server: bool = False) -> Walk:
+def run(params: Params, first: int = 1, only: int | None = None, run_dir: str | None = None, keep_server: bool = False, params_file: str = "PARAMS") -> Walk:
     """Run the stations from `first`, or only one, then write the report. Never leaves a server unless `keep_server`.
 
     A failed station ends the walk; the report then shows the failure. Raises FieldbookError while another walk runs in this environment.
     """
     nested = bool(os.environ.get("FIELDBOOK_NESTED"))
     with _alone(params, nested):
-        return _run_alone(params, first, only, run_dir, keep_server, nested)
+        return _run_alone(params, first, only, run_dir, keep_server, nested, params_file)
 
 
-def _run_alone(params: Params, first: int, only: int | None, run_dir: str | None, keep_server: bool, nested: bool) -> Walk:
+def _run_alone(params: Params, first: int, only: int | None, run_dir: str | None, keep_server: bool, nested: bool, params_file: str) -> Walk:
     folder = choose_run_dir(params, first, only, run_dir)
     folder.mkdir(parents=True, exist_ok=True)
     files.write_whole(folder / "params.yml", yaml.safe_dump(params.model_dump(), sort_keys=False))
     names = [paths.station_name(only)] if only else paths.STATIONS[first - 1 :]
-    started, status, failure = time.monotonic(), 0, ""
-    try:
-        with _signals(), _owning(nested), _shown_progress(folder):
-            say(f"{params.box.name}: run folder {_shown(folder)}")
-            if params.box.kind == "live":
-                models.ensure(params, say)
-            for name in names:
-                failure = _run_one(params, name, folder)
-                if failure:
-                    status = 1
-                    break
-    except Interrupted as interrupt:
-        status, failure = 128 + interrupt.number, f"interrupted by {interrupt}"
-    except FieldbookError as error:
-        status, failure = error.exit_status, str(error)
-    finally:
-        if not keep_server or status:
-            with _ignoring_signals():
+    started, status, failure, report = time.monotonic(), 0, "", None
+    # A killed walk leaves its last line.
+    (folder / ".progress").unlink(missing_ok=True)
+    with _signals():
+        try:
+            with _owning(keep_server), _shown_progress(folder):
+                say(f"{params.box.name}: run folder {_shown(folder)}")
+                if params.box.kind == "live":
+                    models.ensure(params, say)
+                for name in names:
+                    failure = _run_one(params, name, folder)
+                    if failure:
+                        status = 1
+                        break
+        except Interrupted as interrupt:
+            status, failure = 128 + interrupt.number, f"interrupted by {interrupt}"
+        except FieldbookError as error:
+            status, failure = error.exit_status, str(error)
+        finally:
+            _ignore_signals()
+            if not keep_server or status:
                 for name in server.stop_all(folder):
                     say(f"stopped server {name}")
-        (folder / ".progress").unlink(missing_ok=True)
-    report = None
-    if not nested:
-        report = publish.write_report(folder)
-        publish.write_index(paths.reports_dir())
+            (folder / ".progress").unlink(missing_ok=True)
+        if not nested:
+            report = publish.write_report(folder)
+            publish.write_index(paths.reports_dir())
     present = [name for name in paths.STATIONS if receipts.path_of(folder, name).is_file()]
     last = receipts.read(folder, names[-1])
     verdict = failure or (last.verdict if last else "")
     if failure:
         resume = next((n for n in paths.STATIONS if not receipts.is_current(_quiet_read(folder, n), params)), paths.STATIONS[-1])
-        say(f"{params.box.name}: {failure}. Resume with: fieldbook run PARAMS --from {resume[:2]}")
+        where = f" --run-dir {run_dir}" if run_dir else ""
+        say(f"{params.box.name}: {failure}. Resume with: fieldbook run {params_file} --from {resume[:2]}{where}")
     else:
-        say(f"{params.box.name}: done in {time.monotonic() - started:.0f} s")
+        say(f"{params.box.name}: done in {time.monotonic() - started:.0f} s ({_where_time_went(folder, names, time.monotonic() - started)})")
     return Walk(folder, status, present, verdict, report)
+
+
+def _where_time_went(folder: Path, names: list[str] | tuple[str, ...], total_s: float) -> str:
+    spent: dict[str, float] = {}
+    for name in names:
+        receipt = receipts.read(folder, name)
+        for what, seconds in (receipt.data.get("elapsed_s", {}) if receipt else {}).items():
+            spent[what] = spent.get(what, 0.0) + seconds
+    return ", ".join([*(f"{what} {seconds:.0f} s" for what, seconds in spent.items()), f"everything else {total_s - sum(spent.values()):.0f} s"])
 
 
 def _quiet_read(folder: Path, name: str):
@@ -137,7 +149,6 @@ def _run_one(params: Params, name: str, folder: Path) -> str:
     import logging
 
     import papermill
-    from nbclient.exceptions import DeadKernelError
 
     logging.getLogger("papermill").setLevel(logging.ERROR)
     # A receipt of an earlier try must not pass for this one's.
@@ -154,10 +165,13 @@ def _run_one(params: Params, name: str, folder: Path) -> str:
             progress_bar=False,
             cwd=paths.root() / "notebooks",
             log_output=False,
+            # A kernel asked to shut down in the middle of a cell prints a traceback on its way out; what counts is on disk already.
+            shutdown_kernel="immediate",
         )
     except papermill.PapermillExecutionError as error:
         failure = f"{name} failed: {error.ename}: {error.evalue}".splitlines()[0]
-    except DeadKernelError:
+    except RuntimeError:
+        # nbclient's DeadKernelError is one; a kernel that dies while it starts raises a plain one.
         failure = f"{name} failed: its kernel died (killed, or out of memory)"
     receipt = _quiet_read(folder, name)
     if not failure and not (receipt and receipt.passed):
@@ -195,11 +209,11 @@ def _alone(params: Params, nested: bool) -> Iterator[None]:
 
 
 @contextmanager
-def _owning(nested: bool) -> Iterator[None]:
-    """Name this process as owner of the servers that the notebooks start; a nested run leaves that to the one above."""
+def _owning(outlived: bool) -> Iterator[None]:
+    """Name this process as owner of the servers that the notebooks start, or the one above when they are to outlive this run."""
     before = os.environ.get("FIELDBOOK_OWNER")
     if not before:
-        os.environ["FIELDBOOK_OWNER"] = str(processes.owner_of_servers() if nested else processes.identify(os.getpid()))
+        os.environ["FIELDBOOK_OWNER"] = str(processes.owner_of_servers() if outlived else processes.identify(os.getpid()))
     try:
         yield
     finally:
@@ -209,7 +223,10 @@ def _owning(nested: bool) -> Iterator[None]:
 
 @contextmanager
 def _signals() -> Iterator[None]:
+    """Raise Interrupted at the first SIGINT or SIGTERM; a second one must not stop the stopping of servers."""
+
     def interrupt(number, _frame):
+        _ignore_signals()
         raise Interrupted(number)
 
     before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -220,15 +237,9 @@ def _signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-@contextmanager
-def _ignoring_signals() -> Iterator[None]:
-    # A second Ctrl-C must not stop the stopping of servers.
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+def _ignore_signals() -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
 
 
 @contextmanager

@@ -38,7 +38,8 @@ def lab(tmp_path):
     env = {**os.environ, "FIELDBOOK_ROOT": str(paths.root()), "FIELDBOOK_REPORTS": str(tmp_path / "reports"), "JUPYTER_CONFIG_DIR": str(tmp_path / "config")}
     env.pop("FIELDBOOK_OWNER", None)
     port = server.free_port(0)
-    command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ip=127.0.0.1", f"--port={port}", f"--ServerApp.root_dir={tmp_path / 'notebooks'}"]
+    command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ip=127.0.0.1", f"--port={port}"]
+    command += [f"--ServerApp.root_dir={tmp_path / 'notebooks'}"]
     command += ["--IdentityProvider.token=fieldbook", "--LabApp.expose_app_in_browser=True"]
     log = (tmp_path / "lab.log").open("w")
     process = subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True)

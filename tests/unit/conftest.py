@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+
 from fieldbook import params as params_module
 from fieldbook.__main__ import main
 

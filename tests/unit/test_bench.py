@@ -3,6 +3,7 @@
 import math
 
 import pytest
+
 from fieldbook import bench, ceilings, memory
 from fieldbook.arms import probe_problems
 from fieldbook.errors import BadInput
@@ -137,11 +138,22 @@ def test_a_label_may_hold_any_character():
 
 
 def test_points_of_the_default_box(changed):
-    assert bench.points(changed()) == [("prefill_128_tok_s", 128, 1, 1), ("prefill_512_tok_s", 512, 1, 1), ("decode_c1_tok_s", 32, 32, 1), ("decode_c4_tok_s", 32, 32, 4)]
+    assert bench.points(changed()) == [
+        ("prefill_128_tok_s", 128, 1, 1),
+        ("prefill_512_tok_s", 512, 1, 1),
+        ("decode_c1_tok_s", 32, 32, 1),
+        ("decode_c4_tok_s", 32, 32, 4),
+    ]
 
 
 def test_no_seed_is_used_twice():
-    seeds = [bench.seed_of(arm, number, point, repetition) for arm in ("candidate", "baseline") for number in (1, 2) for point in range(20) for repetition in range(100)]
+    seeds = [
+        bench.seed_of(arm, number, point, repetition)
+        for arm in ("candidate", "baseline")
+        for number in (1, 2)
+        for point in range(20)
+        for repetition in range(100)
+    ]
     assert len(set(seeds)) == len(seeds)
 
 
@@ -149,7 +161,13 @@ def test_client_arguments(changed):
     words = bench.arguments(changed(), {"port": 4711}, 32, 33, 4, 99)
     options = dict(zip(words[::1], words[1:], strict=False))
     assert options["--base-url"] == "http://127.0.0.1:4711" and options["--model"] == "smollm2-135m-instruct"
-    assert (options["--random-input-len"], options["--random-output-len"], options["--num-prompts"], options["--max-concurrency"], options["--seed"]) == ("32", "33", "4", "4", "99")
+    assert (options["--random-input-len"], options["--random-output-len"], options["--num-prompts"], options["--max-concurrency"], options["--seed"]) == (
+        "32",
+        "33",
+        "4",
+        "4",
+        "99",
+    )
     assert "--ignore-eos" in words and options["--num-warmups"] == "0"
 
 
@@ -186,7 +204,9 @@ def test_a_round_warms_up_each_point_and_keeps_every_repetition(changed, monkeyp
     # Four points, a warm-up and three repetitions each, in order, all with seeds of their own.
     assert [call[:3] for call in fake.calls] == [(128, 1, 1)] * 4 + [(512, 1, 1)] * 4 + [(32, 32, 1)] * 4 + [(32, 32, 4)] * 4
     assert len({call[3] for call in fake.calls}) == 16 and len(said) == 16
-    assert [(s.metric, s.repetition) for s in samples] == [(m, r) for m in ("prefill_128_tok_s", "prefill_512_tok_s", "decode_c1_tok_s", "decode_c4_tok_s") for r in (1, 2, 3)]
+    assert [(s.metric, s.repetition) for s in samples] == [
+        (m, r) for m in ("prefill_128_tok_s", "prefill_512_tok_s", "decode_c1_tok_s", "decode_c4_tok_s") for r in (1, 2, 3)
+    ]
     # 128 tokens in 0.5 s; 4 events a second and stream.
     assert [s.value_tok_s for s in samples] == [256.0] * 3 + [1024.0] * 3 + [4.0] * 3 + [16.0] * 3
     # Call 3 is the second repetition of the first point (call 1 was the warm-up); the ceiling voids all of the last point.
@@ -203,7 +223,13 @@ def sample(arm="candidate", number=1, metric="decode_c1_tok_s", value=10.0, repe
 
 
 def test_void_samples_are_never_averaged_in():
-    samples = [sample(value=10), sample(value=12, repetition=2), sample(value=1e6, repetition=3, void=["why"]), sample(number=2, value=14), sample(arm="baseline", value=5)]
+    samples = [
+        sample(value=10),
+        sample(value=12, repetition=2),
+        sample(value=1e6, repetition=3, void=["why"]),
+        sample(number=2, value=14),
+        sample(arm="baseline", value=5),
+    ]
     assert bench.values(samples, "candidate", "decode_c1_tok_s") == [10, 12, 14]
     assert bench.values(samples, "candidate", "decode_c1_tok_s", 1) == [10, 12] and bench.values(samples, "candidate", "decode_c1_tok_s", 2) == [14]
     rows = bench.summary_rows(samples, ["decode_c1_tok_s", "prefill_128_tok_s"])
@@ -213,7 +239,13 @@ def test_void_samples_are_never_averaged_in():
 
 
 def test_samples_by_round_as_the_verdict_takes_them():
-    samples = [sample(value=10), sample(value=12, repetition=2), sample(number=2, value=14), sample(arm="baseline", value=5), sample(arm="baseline", number=2, value=6, void=["x"])]
+    samples = [
+        sample(value=10),
+        sample(value=12, repetition=2),
+        sample(number=2, value=14),
+        sample(arm="baseline", value=5),
+        sample(arm="baseline", number=2, value=6, void=["x"]),
+    ]
     assert bench.by_round(samples, ["decode_c1_tok_s"]) == {"decode_c1_tok_s": {"candidate": [[10, 12], [14]], "baseline": [[5], []]}}
 
 

@@ -8,6 +8,7 @@ import re
 
 import pytest
 from conftest import ROOT
+
 from fieldbook import bootlog
 
 CASES = ROOT.parent / "shared" / "cases" / "C"

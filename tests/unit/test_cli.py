@@ -7,6 +7,7 @@ import sys
 
 import pytest
 from conftest import DEFAULT_BOX, ROOT
+
 from fieldbook import __version__, memory, params, receipts, server, station, walk
 from fieldbook.errors import BadInput
 
@@ -58,7 +59,14 @@ def test_json_is_one_document_and_nothing_else(command, words):
 
 
 def test_as_a_module_and_into_a_closed_pipe():
-    done = subprocess.run(f"{shlex.quote(sys.executable)} -m fieldbook params {shlex.quote(str(FILE))} | head -n 1", shell=True, capture_output=True, text=True, check=False, cwd=ROOT)
+    done = subprocess.run(
+        f"{shlex.quote(sys.executable)} -m fieldbook params {shlex.quote(str(FILE))} | head -n 1",
+        shell=True,
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+    )
     assert done.stdout == "box:\n" and done.stderr == ""
     done = subprocess.run([sys.executable, "-m", "fieldbook", "params", "nowhere.yml"], capture_output=True, text=True, check=False, cwd=ROOT)
     assert done.returncode == 2 and done.stdout == "" and len(done.stderr.splitlines()) == 1
@@ -141,8 +149,8 @@ def test_command_line_of_the_default_box(changed):
     assert (options["--tensor-parallel-size"], options["--pipeline-parallel-size"]) == ("1", "2") and "--enforce-eager" in line.argv
     assert options["--served-model-name"] == "smollm2-135m-instruct" and "--gpu-memory-utilization" not in line.argv
     assert line.env == {
-        "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1",
-        "VLLM_PP_LAYER_PARTITION": "15,15",
+        "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": "1", "VLLM_PP_LAYER_PARTITION": "15,15",
     }  # fmt: skip
 
 

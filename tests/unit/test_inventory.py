@@ -7,8 +7,8 @@ import types
 import psutil
 import pytest
 from conftest import ROOT
+
 from fieldbook import inventory
-from fieldbook.errors import BadInput
 
 CAPTURE = ROOT.parent / "shared" / "captures" / "h200-x1"
 MEMINFO = "MemTotal:       131072000 kB\nMemFree:        1024 kB\nMemAvailable:   65536000 kB\nHugePages_Total:       0\n"
@@ -181,7 +181,8 @@ def test_gpus_through_nvml(monkeypatch):
 
     fakes = {
         "nvmlInit": lambda: None, "nvmlShutdown": lambda: None, "nvmlSystemGetDriverVersion": lambda: "580.1", "nvmlDeviceGetCount": lambda: 2,
-        "nvmlDeviceGetHandleByIndex": lambda index: index, "nvmlDeviceGetName": lambda handle: f"CMP 170HX {handle}", "nvmlDeviceGetUUID": lambda handle: f"GPU-{handle}",
+        "nvmlDeviceGetHandleByIndex": lambda index: index,
+        "nvmlDeviceGetName": lambda handle: f"CMP 170HX {handle}", "nvmlDeviceGetUUID": lambda handle: f"GPU-{handle}",
         "nvmlDeviceGetMemoryInfo": lambda handle: types.SimpleNamespace(total=64 * 2**30, used=0), "nvmlDeviceGetCudaComputeCapability": lambda handle: (8, 0),
         "nvmlDeviceGetCurrPcieLinkGeneration": refuse_second(2), "nvmlDeviceGetCurrPcieLinkWidth": refuse_second(4),
     }  # fmt: skip

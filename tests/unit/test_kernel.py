@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT, runs, until
-from fieldbook import kernel
 from jupyter_client import KernelManager
 from jupyter_client.kernelspec import KernelSpecManager
+
+from fieldbook import kernel
 
 SOCKETS = "fieldbook-kernel-*"
 
@@ -54,8 +55,10 @@ def test_a_kernel_talks_over_sockets_that_only_this_user_can_open(manager):
     assert all(stat.S_ISSOCK(p.stat().st_mode) for p in folder.iterdir()) and len(list(folder.iterdir())) == 5
     pid = int(asked(manager, "import os; print(os.getpid())"))
     # No channel listens on TCP (ipykernel's debugger alone keeps a port of its own, bound for 127.0.0.1).
-    inodes = {os.readlink(f"/proc/{pid}/fd/{name}")[8:-1] for name in os.listdir(f"/proc/{pid}/fd") if os.readlink(f"/proc/{pid}/fd/{name}").startswith("socket:")}
-    rows = [line.split() for line in open(f"/proc/{pid}/net/tcp").read().splitlines()[1:]]
+    inodes = {
+        os.readlink(f"/proc/{pid}/fd/{name}")[8:-1] for name in os.listdir(f"/proc/{pid}/fd") if os.readlink(f"/proc/{pid}/fd/{name}").startswith("socket:")
+    }
+    rows = [line.split() for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]]
     listening = [row[1] for row in rows if row[3] == "0A" and row[9] in inodes]
     assert len(listening) <= 1 and all(address.startswith("0100007F:") for address in listening)
     # A restarted kernel answers too, and nothing stays when it goes.

@@ -5,6 +5,7 @@ import struct
 
 import pytest
 from conftest import ROOT
+
 from fieldbook import memory, paths
 from fieldbook.errors import BadInput
 
@@ -36,7 +37,9 @@ def config_of(tmp_path, monkeypatch):
 
 def pool(spec, split, gib=1, dtype_bytes=4, tp=1, max_model_len=2048, block=128):
     spaces = gib if isinstance(gib, list) else [gib] * len(split)
-    return memory.predict_pool(spec, list(split), [int(g * GIB) for g in spaces], dtype_bytes=dtype_bytes, tensor_parallel_size=tp, max_model_len=max_model_len, block_size=block)
+    return memory.predict_pool(
+        spec, list(split), [int(g * GIB) for g in spaces], dtype_bytes=dtype_bytes, tensor_parallel_size=tp, max_model_len=max_model_len, block_size=block
+    )
 
 
 def test_shape_of_smollm2(smollm2):
@@ -194,7 +197,15 @@ def test_weights_of_a_rank_shrink_with_tensor_parallelism(smollm2):
     assert ledger.weights_bytes == (sharded // 3 + norms) * 4
 
 
-MINIMAL = {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "vocab_size": 100, "max_position_embeddings": 512}
+MINIMAL = {
+    "architectures": ["LlamaForCausalLM"],
+    "num_hidden_layers": 2,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_attention_heads": 4,
+    "vocab_size": 100,
+    "max_position_embeddings": 512,
+}
 
 
 def test_defaults_of_a_sparse_config(config_of):

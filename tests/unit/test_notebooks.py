@@ -7,6 +7,7 @@ import re
 import nbformat
 import pytest
 from conftest import DEFAULT_BOX, ROOT
+
 from fieldbook import params, paths
 
 SECTIONS = ["box", "model", "engine", "parallel", "server", "benchmarks", "probes", "verdict"]
@@ -50,7 +51,7 @@ def test_small_cells(notebook):
 
 def test_lines_can_be_read_without_scrolling(notebook):
     # The parameters cell has one line for each section, whatever its length.
-    long = [line for cell in code_cells(notebook)[1:] for line in cell.source.splitlines() if len(line) > 120]
+    long = [line for cell in code_cells(notebook)[1:] for line in cell.source.splitlines() if len(line) > 160]
     assert long == []
 
 

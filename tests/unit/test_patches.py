@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+
 from fieldbook import files, patches
 from fieldbook.errors import BadInput, GateFailed
 from fieldbook.patches import cpu_eager_pp
@@ -142,7 +143,11 @@ def test_twice_is_like_once(tree, tmp_path):
     assert patches.apply(tree, ID) == "patched" and everything(tmp_path) == once
 
 
-@pytest.mark.parametrize("stock", [STOCK.replace("\n", "\r\n"), STOCK.rstrip("\n"), "\ufeff" + STOCK, STOCK.replace("# kept", "# gr\u00f6\u00dfer"), STOCK.replace("    ", "\t")], ids=["CRLF", "no last newline", "BOM", "umlauts", "tabs"])
+@pytest.mark.parametrize(
+    "stock",
+    [STOCK.replace("\n", "\r\n"), STOCK.rstrip("\n"), "\ufeff" + STOCK, STOCK.replace("# kept", "# gr\u00f6\u00dfer"), STOCK.replace("    ", "\t")],
+    ids=["CRLF", "no last newline", "BOM", "umlauts", "tabs"],
+)
 def test_bytes_of_every_kind_come_back(tmp_path, stock):
     tree = plant(tmp_path, stock)
     assert patches.apply(tree, ID) == "patched"
@@ -296,7 +301,9 @@ def test_diff_is_the_same_before_and_after(tree):
     assert planned.startswith(f"--- a/{FILE}\n+++ b/{FILE}\n@@ ")
 
 
-@pytest.mark.parametrize(("device", "eager", "stages", "met"), [("cpu", True, 2, True), ("cpu", True, 1, False), ("cpu", False, 2, False), ("cuda", True, 2, False)])
+@pytest.mark.parametrize(
+    ("device", "eager", "stages", "met"), [("cpu", True, 2, True), ("cpu", True, 1, False), ("cpu", False, 2, False), ("cuda", True, 2, False)]
+)
 def test_which_box_meets_it(changed, tree, device, eager, stages, met):
     box = changed({"engine.device": device, "engine.enforce_eager": eager, "parallel.pipeline_parallel_size": stages})
     assert [row.met_by_this_box for row in patches.status(tree, box)] == [met]
@@ -309,7 +316,7 @@ def test_an_unknown_id_names_the_catalogue(tree):
 
 def test_every_entry_of_the_catalogue_is_complete():
     for defect_id, defect in patches.CATALOGUE.items():
-        assert defect.ID == defect_id
+        assert defect_id == defect.ID
         for name in ("TITLE", "FILE", "SYMBOL", "SYMPTOM", "DROP_WHEN"):
             assert len(getattr(defect, name)) > 5
 
@@ -350,6 +357,10 @@ def test_the_installed_vllm_is_recognised_mended_and_restored(installed):
     changes = [line for line in difflib.ndiff(stock.decode().splitlines(), mended.decode().splitlines()) if line[:2] in ("- ", "+ ")]
     assert changes[0] == "-         assert self.intermediate_tensors is not None" and [line[:2] for line in changes] == ["- "] + ["+ "] * 6
     # The expression is the one that the dummy run of the same file uses.
-    calls = [ast.dump(node) for node in ast.walk(ast.parse(mended)) if isinstance(node, ast.Call) and ast.unparse(node.func) == "self.model.make_empty_intermediate_tensors"]
+    calls = [
+        ast.dump(node)
+        for node in ast.walk(ast.parse(mended))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "self.model.make_empty_intermediate_tensors"
+    ]
     assert len(calls) == 2 and calls[0] == calls[1]
     assert patches.revert(installed, ID) == "present" and content(installed) == stock

@@ -9,9 +9,11 @@ import sys
 import threading
 import time
 import urllib.request
+from pathlib import Path
 
 import pytest
 from conftest import ROOT, python, runs, until
+
 from fieldbook import processes, server
 from fieldbook.errors import BadInput, GateFailed
 
@@ -51,7 +53,7 @@ def test_identify_tells_a_process_by_its_start_time(spawned):
     process = spawned(["sleep", "100"])
     found = processes.identify(process.pid)
     # Start time from the boot clock, as ps computes it.
-    ticks = int(open(f"/proc/{process.pid}/stat").read().rpartition(")")[2].split()[19])
+    ticks = int(Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[19])
     assert found == processes.ProcessId(process.pid, ticks) and processes.is_alive(found)
     assert abs(time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")) < 10
     assert processes.parse(str(found)) == found
@@ -81,7 +83,7 @@ def test_parse_refuses_what_is_no_process(text):
 def test_a_process_may_have_any_name(tree):
     _, orphan = tree()
     # Its name holds ") R 1 (": reading the fields from the first parenthesis on would give nonsense.
-    assert "(VLLM::) R 1 (Wo)" in open(f"/proc/{orphan}/stat").read()
+    assert "(VLLM::) R 1 (Wo)" in Path(f"/proc/{orphan}/stat").read_text()
     assert processes.identify(orphan).pid == orphan
 
 
@@ -113,7 +115,9 @@ def test_end_session_kills_who_does_not_listen(tree):
 
 
 def test_end_session_lets_a_server_that_listens_end_by_itself(spawned, tmp_path):
-    code = "import signal, sys, time; signal.signal(15, lambda *_: (open(sys.argv[1], 'w').write('bye'), sys.exit(0))); print('up', flush=True); time.sleep(100)"
+    code = (
+        "import signal, sys, time; signal.signal(15, lambda *_: (open(sys.argv[1], 'w').write('bye'), sys.exit(0))); print('up', flush=True); time.sleep(100)"
+    )
     process = spawned(python(code, tmp_path / "bye"), stdout=subprocess.PIPE)
     process.stdout.readline()
     start = time.monotonic()
@@ -131,7 +135,10 @@ def test_ending_a_session_does_not_take_other_childrens_exit_status(tree):
 
 
 def test_die_with_parent(spawned):
-    code = "import subprocess, time; from fieldbook import processes; print(subprocess.Popen(['sleep', '100'], preexec_fn=processes.die_with_parent).pid, flush=True); time.sleep(100)"
+    code = (
+        "import subprocess, time; from fieldbook import processes\n"
+        "print(subprocess.Popen(['sleep', '100'], preexec_fn=processes.die_with_parent).pid, flush=True); time.sleep(100)"
+    )
     parent = spawned(python(code), stdout=subprocess.PIPE, text=True)
     child = int(parent.stdout.readline())
     assert runs(child)
@@ -144,9 +151,12 @@ def test_owner_named_by_the_runner(monkeypatch):
     assert processes.owner_of_servers() == processes.ProcessId(12, 34)
 
 
+ASK = "from fieldbook import processes; print(processes.owner_of_servers())"
+
+
 def test_owner_of_a_kernel_is_its_parent(spawned):
-    code = "import subprocess, sys; print(subprocess.run([sys.executable, '-c', 'from fieldbook import processes; print(processes.owner_of_servers())'], capture_output=True, text=True).stdout, flush=True); input()"
-    parent = spawned(python(code), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    code = "import subprocess, sys; print(subprocess.run([sys.executable, '-c', sys.argv[1]], capture_output=True, text=True).stdout, flush=True); input()"
+    parent = spawned(python(code, ASK), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert parent.stdout.readline().strip() == str(processes.identify(parent.pid))
     parent.communicate("\n")
 
@@ -154,7 +164,7 @@ def test_owner_of_a_kernel_is_its_parent(spawned):
 def test_owner_of_a_papermill_kernel_is_who_called_papermill(spawned, tmp_path):
     # The grandchild's parent is a script called papermill, whose parent is the process that has to own the server.
     script = tmp_path / "papermill"
-    script.write_text("import subprocess, sys; print(subprocess.run([sys.executable, '-c', 'from fieldbook import processes; print(processes.owner_of_servers())'], capture_output=True, text=True).stdout, end='')")
+    script.write_text(f"import subprocess, sys; print(subprocess.run([sys.executable, '-c', {ASK!r}], capture_output=True, text=True).stdout, end='')")
     code = "import subprocess, sys; print(subprocess.run([sys.executable, sys.argv[1]], capture_output=True, text=True).stdout, flush=True); input()"
     shell = spawned(python(code, script), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert shell.stdout.readline().strip() == str(processes.identify(shell.pid))
@@ -168,7 +178,8 @@ worker = subprocess.Popen(["sleep", "300"])
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         body = json.dumps({"data": [{"id": "smollm2-135m-instruct"}]}).encode() if self.path == "/v1/models" else b""
-        self.send_response(200); self.send_header("Content-Length", str(len(body))); self.end_headers(); self.wfile.write(body)
+        self.send_response(200); self.send_header("Content-Length", str(len(body))); self.end_headers()
+        self.wfile.write(body)
     def log_message(self, *_): pass
 httpd = http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler)
 print("worker", worker.pid, os.environ.get("FAKE_ENV", ""), flush=True)
@@ -180,7 +191,7 @@ httpd.serve_forever()
 class Supervised:
     """A supervisor with a fake server in a run folder; its owner is a process of the test's."""
 
-    def __init__(self, spawned, run_dir, owner=None, argv=None, stop_timeout_s=3):
+    def __init__(self, spawned, run_dir, owner=None, argv=None, stop_timeout_s=1):
         self.run_dir, self.owner = run_dir, owner or spawned(["sleep", "300"])
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -189,7 +200,8 @@ class Supervised:
         self.state_file = run_dir / "servers" / f"candidate-{self.port}.json"
         self.log = self.state_file.with_suffix(".log")
         state = {
-            "status": "starting", "name": self.state_file.stem, "model": "smollm2-135m-instruct", "port": self.port, "owner": str(processes.identify(self.owner.pid)),
+            "status": "starting",
+            "name": self.state_file.stem, "model": "smollm2-135m-instruct", "port": self.port, "owner": str(processes.identify(self.owner.pid)),
             "argv": [str(w) for w in argv or python(FAKE, self.port)], "env": {"FAKE_ENV": "given"}, "log": str(self.log), "stop_timeout_s": stop_timeout_s,
         }  # fmt: skip
         self.state_file.write_text(json.dumps(state))
@@ -233,6 +245,10 @@ def test_the_state_names_exactly_the_server_that_runs(supervised):
     assert server.is_up(state) and server.find(one.state_file, "smollm2-135m-instruct") == state
     assert server.find(one.state_file, "another-model") is None
     assert server.find(one.state_file.with_name("none.json"), "smollm2-135m-instruct") is None
+    # What the state says and what answers on the port have to agree.
+    mistaken = one.state_file.with_name("mistaken.json")
+    mistaken.write_text(json.dumps({**state, "model": "another-model"}))
+    assert server.find(mistaken, "another-model") is None and server.find(mistaken, "smollm2-135m-instruct") is None
     assert urllib.request.urlopen(f"http://127.0.0.1:{one.port}/health", timeout=5).status == 200
 
 
@@ -303,7 +319,7 @@ def test_a_program_that_is_not_there_is_reported_soon(supervised):
     one = supervised(argv=["/nonexistent/python"])
     start = time.monotonic()
     with pytest.raises(GateFailed, match="did not start: .*(nonexistent|No such file)"):
-        server.wait_ready(one.state_file, 4)
+        server.wait_ready(one.state_file, 2)
     assert time.monotonic() - start < 10
 
 

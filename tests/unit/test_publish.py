@@ -12,9 +12,10 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
+
 from fieldbook import publish
 from fieldbook.templates.offline import EVIDENCE, clean_html, clean_svg
-from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
 SPLIT_CHART = (
     '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" version="1.1" class="marks" '

@@ -9,6 +9,7 @@ import time
 
 import pytest
 from conftest import until
+
 from fieldbook import files, inventory, paths, receipts, station
 from fieldbook.errors import BadInput, GateFailed
 
@@ -27,7 +28,14 @@ def test_a_closed_station_leaves_a_receipt(opened):
     text = (st.run_dir / "02_memory_accounting.json").read_text()
     document = json.loads(text)
     assert text.endswith("\n") and document["schema_version"] == 1
-    assert document["figures"]["pool_tokens"] == {"value": 46_592, "unit": "tokens", "evidence": "computed", "source": "memory.predict_pool", "label": "KV pool", "headline": True}
+    assert document["figures"]["pool_tokens"] == {
+        "value": 46_592,
+        "unit": "tokens",
+        "evidence": "computed",
+        "source": "memory.predict_pool",
+        "label": "KV pool",
+        "headline": True,
+    }
     assert (document["box"], document["kind"], document["passed"], document["data"]) == ("cpu-smollm2", "live", True, {"ranks": [1, 2]})
     assert set(document["versions"]) == {"fieldbook", "python", "vllm", "torch", "driver"} and document["versions"]["python"] == sys.version.split()[0]
     # UTC, to the second, in this order.
@@ -92,7 +100,16 @@ def test_a_missing_receipt_is_none_and_a_wrong_one_is_one_line(opened):
     st.close("ok")
     file = st.run_dir / "02_memory_accounting.json"
     good = json.loads(file.read_text())
-    for content in ("", "{", "[]", "null", json.dumps({**good, "schema_version": 2}), json.dumps({**good, "extra": 1}), json.dumps({k: v for k, v in good.items() if k != "params_hash"}), file.read_text()[:200]):
+    for content in (
+        "",
+        "{",
+        "[]",
+        "null",
+        json.dumps({**good, "schema_version": 2}),
+        json.dumps({**good, "extra": 1}),
+        json.dumps({k: v for k, v in good.items() if k != "params_hash"}),
+        file.read_text()[:200],
+    ):
         file.write_text(content)
         with pytest.raises(BadInput, match="not a receipt of schema version 1.*run 02_memory_accounting again") as caught:
             receipts.read(st.run_dir, "02_memory_accounting")
@@ -128,7 +145,7 @@ files.write_whole(Path(sys.argv[1]), "new" * 100_000)
 def test_a_reader_never_sees_half_a_file(tmp_path):
     target = tmp_path / "receipt.json"
     files.write_json(target, {"n": 0, "pad": "x" * 200_000})
-    code = "import sys; from pathlib import Path; from fieldbook import files\nfor n in range(200): files.write_json(Path(sys.argv[1]), {'n': n, 'pad': 'x' * 200_000})"
+    code = "import sys, pathlib; from fieldbook import files\nfor n in range(200): files.write_json(pathlib.Path(sys.argv[1]), {'n': n, 'pad': 'x' * 200_000})"
     writer = subprocess.Popen([sys.executable, "-c", code, str(target)])
     seen = set()
     while writer.poll() is None:
@@ -173,15 +190,16 @@ def closed(opened, name, **data):
 
 def test_two_honest_runs_compare_equal_and_a_wrong_prediction_does_not(opened):
     name = "05_server_launch"
-    one = closed(opened, name, speed=20.0, server={"state_file": "a", "measured_log": {"x": 1}}, gates=[{"gate": "layers", "result": "pass"}])
+    gates = [{"gate": "layers", "result": "pass"}]
+    one = closed(opened, name, speed=20.0, server={"state_file": "a"}, measured_void=["one"], gates=gates)
     time.sleep(1.1)
-    two = closed(opened, name, speed=21.5, source="median of 2 samples", server={"state_file": "b", "measured_log": {"x": 2}}, gates=[{"gate": "layers", "result": "pass"}])
+    two = closed(opened, name, speed=21.5, source="median of 2 samples", server={"state_file": "b"}, measured_void=[], gates=gates)
     assert one.ended_at != two.ended_at and receipts.comparable(one) == receipts.comparable(two)
     kept = receipts.comparable(one)
     assert kept["params_hash"] == one.params_hash and kept["figures"]["decode"]["unit"] == "tok/s" and "value" not in kept["figures"]["decode"]
-    assert kept["figures"]["pool_tokens"]["value"] == 46_592 and kept["data"]["gates"] == [{"gate": "layers", "result": "pass"}]
-    assert receipts.comparable(closed(opened, name, predicted=46_591, server={}, gates=[{"gate": "layers", "result": "pass"}])) != kept
-    assert receipts.comparable(closed(opened, name, server={}, gates=[{"gate": "layers", "result": "refuse"}])) != kept
+    assert kept["figures"]["pool_tokens"]["value"] == 46_592 and kept["data"] == {"gates": gates}
+    assert receipts.comparable(closed(opened, name, predicted=46_591, gates=gates)) != kept
+    assert receipts.comparable(closed(opened, name, gates=[{"gate": "layers", "result": "refuse"}])) != kept
 
 
 def test_free_memory_of_the_moment_does_not_tell_two_runs_apart(opened):

@@ -6,8 +6,9 @@ import statistics
 
 import numpy as np
 import pytest
-from fieldbook import verdict
 from scipy import stats
+
+from fieldbook import verdict
 
 
 def slow_p(candidate, baseline):
@@ -16,7 +17,12 @@ def slow_p(candidate, baseline):
     ways = []
     for ours, theirs in zip(candidate, baseline, strict=True):
         together = ours + theirs
-        ways.append([([together[i] for i in chosen], [together[i] for i in range(len(together)) if i not in chosen]) for chosen in itertools.combinations(range(len(together)), len(ours))])
+        ways.append(
+            [
+                ([together[i] for i in chosen], [together[i] for i in range(len(together)) if i not in chosen])
+                for chosen in itertools.combinations(range(len(together)), len(ours))
+            ]
+        )
     hits = total = 0
     for labelling in itertools.product(*ways):
         one, other = sum((w[0] for w in labelling), []), sum((w[1] for w in labelling), [])
@@ -49,7 +55,9 @@ def test_labels_are_exchanged_within_rounds_only():
 def test_one_round_against_scipy(seed):
     draw = random.Random(seed)
     ours, theirs = [draw.gauss(10, 1) for _ in range(draw.randint(2, 6))], [draw.gauss(10.7, 1) for _ in range(draw.randint(2, 6))]
-    exact = stats.permutation_test((ours, theirs), lambda a, b: abs(np.mean(a) - np.mean(b)), permutation_type="independent", n_resamples=np.inf, alternative="greater")
+    exact = stats.permutation_test(
+        (ours, theirs), lambda a, b: abs(np.mean(a) - np.mean(b)), permutation_type="independent", n_resamples=np.inf, alternative="greater"
+    )
     assert verdict.permutation_p([ours], [theirs]) == pytest.approx(exact.pvalue, abs=1e-12)
 
 

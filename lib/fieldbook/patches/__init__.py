@@ -5,6 +5,7 @@ original is kept beside the package, so that a revert is byte for byte. Nothing 
 """
 
 import difflib
+import hashlib
 import importlib.util
 import json
 from dataclasses import asdict, dataclass
@@ -18,11 +19,14 @@ from ..params import Params
 from . import cpu_eager_pp
 
 CATALOGUE = {cpu_eager_pp.ID: cpu_eager_pp}
+# States in which the defect does no harm.
+MENDED = ("patched", "edited", "fixed")
 
 
 @dataclass(frozen=True)
 class Status:
-    """One defect in one vLLM tree. state: present, patched (by Fieldbook), fixed (upstream), not recognised."""
+    """One defect in one vLLM tree. state: present, patched (by Fieldbook), edited (patched, and changed by someone since), fixed (upstream),
+    not recognised."""
 
     id: str
     title: str
@@ -43,7 +47,7 @@ def vllm_tree() -> Path:
 
 
 def _keep_dir(tree: Path) -> Path:
-    return tree.parent / "vllm.fieldbook-originals"
+    return tree.parent / f"{tree.name}.fieldbook-originals"
 
 
 def _manifest(tree: Path) -> dict[str, dict]:
@@ -64,14 +68,26 @@ def status(tree: Path, params: Params | None = None) -> list[Status]:
     for defect in CATALOGUE.values():
         file = tree / defect.FILE
         text = file.read_bytes() if file.is_file() else None
-        found = defect.detect(cst.parse_module(text)) if text is not None else "not recognised"
-        ours = text is not None and manifest.get(defect.ID, {}).get("patched_sha256") == files.sha256_of(file)
-        state = {"mended": "patched" if ours else "fixed"}.get(found, found)
+        state = _state(defect, text, manifest.get(defect.ID))
         name = defect.SYMBOL.rpartition(".")[2]
         line = next((n for n, row in enumerate(text.decode().splitlines(), 1) if f"def {name}(" in row), None) if text else None
         met = params is not None and defect.met_by(params.engine.device, params.engine.enforce_eager, params.parallel.pipeline_parallel_size)
         rows.append(Status(defect.ID, defect.TITLE, state, defect.FILE, line, defect.SYMBOL, met, files.sha256_of(file) if text is not None else None))
     return rows
+
+
+def _state(defect, text: bytes | None, entry: dict | None) -> str:
+    try:
+        module = cst.parse_module(text) if text is not None else None
+    except (cst.ParserSyntaxError, UnicodeDecodeError):
+        module = None
+    found = defect.detect(module) if module else "not recognised"
+    if found != "mended":
+        return found
+    if entry and entry["patched_sha256"] == hashlib.sha256(text).hexdigest():
+        return "patched"
+    # With Fieldbook's own wording in it, it is Fieldbook's file with something else changed; in other words it is vLLM's own mend.
+    return "edited" if entry and defect.is_ours(module) else "fixed"
 
 
 def state_of(tree: Path, defect_id: str) -> str:
@@ -87,7 +103,7 @@ def apply(tree: Path, defect_id: str) -> str:
     """
     defect = _defect(defect_id)
     before = state_of(tree, defect_id)
-    if before in ("patched", "fixed"):
+    if before in MENDED:
         return before
     if before != "present":
         raise GateFailed(f"{defect_id}: {defect.SYMBOL} in {defect.FILE} is not recognised; nothing was changed")
@@ -97,13 +113,14 @@ def apply(tree: Path, defect_id: str) -> str:
     if defect.detect(edited) != "mended":
         raise GateFailed(f"{defect_id}: the edit of {defect.FILE} did not take; nothing was changed")
     compile(edited.bytes, defect.FILE, "exec")
-    kept = _keep_dir(tree) / f"{defect_id}.orig"
-    files.write_whole(kept, original)
-    # The manifest is written before the file: a crash in between leaves stock code and a manifest that matches nothing.
-    patched_sha256 = files.hashlib.sha256(edited.bytes).hexdigest()
-    entry = {"file": defect.FILE, "original_sha256": files.sha256_of(kept), "patched_sha256": patched_sha256}
-    files.write_json(_keep_dir(tree) / "manifest.json", {**_manifest(tree), defect_id: entry})
-    files.write_whole(file, edited.bytes, mode=file.stat().st_mode & 0o777)
+    sums = {"original_sha256": hashlib.sha256(original).hexdigest(), "patched_sha256": hashlib.sha256(edited.bytes).hexdigest()}
+    try:
+        files.write_whole(_keep_dir(tree) / f"{defect_id}.orig", original)
+        # The manifest is written before the file: a crash in between leaves stock code and a manifest that matches nothing.
+        files.write_json(_keep_dir(tree) / "manifest.json", {**_manifest(tree), defect_id: {"file": defect.FILE, **sums}})
+        files.write_whole(file, edited.bytes, mode=file.stat().st_mode & 0o777)
+    except OSError as error:
+        raise GateFailed(f"{defect_id}: {tree} cannot be written ({error.strerror}); use an environment of your own") from None
     return state_of(tree, defect_id)
 
 
@@ -119,7 +136,7 @@ def revert(tree: Path, defect_id: str) -> str:
     if entry is None or files.sha256_of(file) != entry["patched_sha256"]:
         raise GateFailed(f"{defect_id}: {defect.FILE} is not as Fieldbook left it; reinstall vLLM to get the stock file")
     original = (_keep_dir(tree) / f"{defect_id}.orig").read_bytes()
-    if files.hashlib.sha256(original).hexdigest() != entry["original_sha256"]:
+    if hashlib.sha256(original).hexdigest() != entry["original_sha256"]:
         raise GateFailed(f"{defect_id}: the kept original of {defect.FILE} is damaged; reinstall vLLM to get the stock file")
     files.write_whole(file, original, mode=file.stat().st_mode & 0o777)
     return state_of(tree, defect_id)
@@ -128,14 +145,14 @@ def revert(tree: Path, defect_id: str) -> str:
 def diff(tree: Path, defect_id: str) -> str:
     """Unified diff of the mend: of what was applied, or of what would be."""
     defect = _defect(defect_id)
-    now = (tree / defect.FILE).read_text(encoding="utf-8")
     state = state_of(tree, defect_id)
+    if state not in ("present", "patched"):
+        return ""
+    now = (tree / defect.FILE).read_text(encoding="utf-8")
     if state == "patched":
         before, after = (_keep_dir(tree) / f"{defect_id}.orig").read_text(encoding="utf-8"), now
-    elif state == "present":
-        before, after = now, defect.edit(cst.parse_module(now)).code
     else:
-        return ""
+        before, after = now, defect.edit(cst.parse_module(now)).code
     lines = difflib.unified_diff(before.splitlines(), after.splitlines(), f"a/{defect.FILE}", f"b/{defect.FILE}", lineterm="", n=3)
     return "\n".join(lines)
 

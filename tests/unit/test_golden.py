@@ -1,0 +1,35 @@
+"""The golden notebooks are a check that can fail: with one formula changed, nbval says no."""
+
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from fieldbook import paths
+
+# (module, what it says, what a slip would make of it, the notebook that has to notice)
+MUTATIONS = [
+    ("memory.py", "return 2 * local_heads * spec.head_dim * dtype_bytes", "return 3 * local_heads * spec.head_dim * dtype_bytes", "02_memory_accounting"),
+    ("verdict.py", "as_extreme += difference >= observed", "as_extreme += difference > 2 * observed", "07_verdict"),
+]
+
+
+def nbval(notebook: str, lib, reports) -> subprocess.CompletedProcess:
+    """Strict nbval of one golden notebook with the library in `lib`."""
+    env = {**os.environ, "PYTHONPATH": str(lib), "FIELDBOOK_ROOT": str(paths.root()), "FIELDBOOK_REPORTS": str(reports)}
+    golden = paths.root() / "tests" / "golden" / "cpu-smollm2-replay" / f"{notebook}.ipynb"
+    command = [sys.executable, "-m", "pytest", "--nbval", str(golden), "-q", "-p", "no:cacheprovider", "--rootdir", str(reports)]
+    return subprocess.run(command, env=env, capture_output=True, text=True, cwd=reports, check=False)
+
+
+@pytest.mark.parametrize(("module", "right", "wrong", "notebook"), MUTATIONS)
+def test_a_changed_formula_makes_nbval_fail(tmp_path, module, right, wrong, notebook):
+    lib = tmp_path / "lib"
+    shutil.copytree(paths.root() / "lib" / "fieldbook", lib / "fieldbook")
+    file = lib / "fieldbook" / module
+    assert right in file.read_text()
+    file.write_text(file.read_text().replace(right, wrong))
+    done = nbval(notebook, lib, tmp_path)
+    assert done.returncode == 1 and " failed" in done.stdout
