@@ -309,6 +309,15 @@ def metric_names(params: Params) -> list[str]:
     return [f"prefill_{n}_tok_s" for n in bench.prefill_tokens] + [f"decode_c{n}_tok_s" for n in bench.decode_concurrency]
 
 
+def metric_label(metric: str) -> str:
+    """'decode_c4_tok_s' -> 'decode, 4 streams'; 'prefill_512_tok_s' -> 'prefill, 512 tokens'."""
+    kind, amount = metric.removesuffix("_tok_s").split("_")
+    if kind == "prefill":
+        return f"prefill, {amount} tokens"
+    streams = amount.removeprefix("c")
+    return f"decode, {streams} stream{'' if streams == '1' else 's'}"
+
+
 def describe() -> list[tuple[str, str, str]]:
     """(key, default, description) of every field, for the documentation and for `fieldbook params --describe`."""
     rows = []

@@ -9,6 +9,8 @@ import random
 import statistics
 from dataclasses import dataclass
 
+from .params import metric_label
+
 BOOTSTRAP_DRAWS = 4000
 
 
@@ -110,4 +112,4 @@ def sentence(primary: Comparison, expectation: str, names: dict[str, str]) -> st
     found = f"{ours} is {primary.answer} than {theirs}" if primary.answer in ("faster", "slower") else f"{ours} against {theirs}: {primary.answer}"
     agrees = "as expected" if primary.answer == expectation else f"expected was '{expectation}'"
     figures = f"{primary.candidate_median:.1f} against {primary.baseline_median:.1f} tok/s, x{primary.ratio:.2f}, p = {primary.p_value:.3f}"
-    return f"{found} in {primary.metric.removesuffix('_tok_s').replace('_', ' ')}: {figures}; {agrees}"
+    return f"{found} in {metric_label(primary.metric)}: {figures}; {agrees}"

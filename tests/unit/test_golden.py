@@ -5,9 +5,10 @@ import shutil
 import subprocess
 import sys
 
+import nbformat
 import pytest
 
-from fieldbook import paths
+from fieldbook import params, paths
 
 # (module, what it says, what a slip would make of it, the notebook that has to notice)
 MUTATIONS = [
@@ -33,3 +34,18 @@ def test_a_changed_formula_makes_nbval_fail(tmp_path, module, right, wrong, note
     file.write_text(file.read_text().replace(right, wrong))
     done = nbval(notebook, lib, tmp_path)
     assert done.returncode == 1 and " failed" in done.stdout
+
+
+@pytest.mark.parametrize("box", ["cpu-smollm2-replay", "cpu-smollm2-quick"])
+@pytest.mark.parametrize("name", paths.STATIONS)
+def test_golden_notebooks_are_made_from_the_present_sources(box, name):
+    source = nbformat.read(paths.root() / "notebooks" / f"{name}.ipynb", as_version=4)
+    golden = nbformat.read(paths.root() / "tests" / "golden" / box / f"{name}.ipynb", as_version=4)
+    ours = [cell for cell in golden.cells if "injected-parameters" not in cell.metadata.get("tags", [])]
+    assert len(golden.cells) == len(ours) + 1
+    assert [(c.cell_type, c.source) for c in ours] == [(c.cell_type, c.source) for c in source.cells], "python tools/golden.py makes them anew"
+
+
+def test_metric_labels():
+    labels = [params.metric_label(m) for m in ("prefill_512_tok_s", "decode_c1_tok_s", "decode_c16_tok_s")]
+    assert labels == ["prefill, 512 tokens", "decode, 1 stream", "decode, 16 streams"]

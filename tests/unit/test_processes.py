@@ -38,6 +38,13 @@ time.sleep(300)
 """
 
 
+@pytest.fixture(autouse=True)
+def temporary_files_of_killed_supervisors(monkeypatch, tmp_path):
+    """A supervisor that a test kills cannot remove its temporary folder; pytest does."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+
+
+
 @pytest.fixture
 def tree(spawned):
     def start(*words):

@@ -9,6 +9,7 @@ import hashlib
 import importlib.util
 import json
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import libcst as cst
@@ -76,11 +77,17 @@ def status(tree: Path, params: Params | None = None) -> list[Status]:
     return rows
 
 
-def _state(defect, text: bytes | None, entry: dict | None) -> str:
+@lru_cache(maxsize=8)
+def _parse(text: bytes) -> cst.Module | None:
+    """Parsed source, kept because one file is asked about many times; None when it is no Python."""
     try:
-        module = cst.parse_module(text) if text is not None else None
+        return cst.parse_module(text)
     except (cst.ParserSyntaxError, UnicodeDecodeError):
-        module = None
+        return None
+
+
+def _state(defect, text: bytes | None, entry: dict | None) -> str:
+    module = _parse(text) if text is not None else None
     found = defect.detect(module) if module else "not recognised"
     if found != "mended":
         return found
@@ -109,7 +116,7 @@ def apply(tree: Path, defect_id: str) -> str:
         raise GateFailed(f"{defect_id}: {defect.SYMBOL} in {defect.FILE} is not recognised; nothing was changed")
     file = tree / defect.FILE
     original = file.read_bytes()
-    edited = defect.edit(cst.parse_module(original))
+    edited = defect.edit(_parse(original))
     if defect.detect(edited) != "mended":
         raise GateFailed(f"{defect_id}: the edit of {defect.FILE} did not take; nothing was changed")
     compile(edited.bytes, defect.FILE, "exec")
@@ -152,7 +159,7 @@ def diff(tree: Path, defect_id: str) -> str:
     if state == "patched":
         before, after = (_keep_dir(tree) / f"{defect_id}.orig").read_text(encoding="utf-8"), now
     else:
-        before, after = now, defect.edit(cst.parse_module(now)).code
+        before, after = now, defect.edit(_parse(now.encode())).code
     lines = difflib.unified_diff(before.splitlines(), after.splitlines(), f"a/{defect.FILE}", f"b/{defect.FILE}", lineterm="", n=3)
     return "\n".join(lines)
 
