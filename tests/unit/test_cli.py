@@ -9,6 +9,7 @@ import pytest
 from conftest import DEFAULT_BOX, ROOT
 
 from fieldbook import __version__, memory, params, receipts, server, station, walk
+from fieldbook import gates as gates_module
 from fieldbook.errors import BadInput
 
 FILE = ROOT / "params" / "cpu-smollm2.yml"
@@ -174,7 +175,7 @@ INVENTORY = {"gpus": [], "memory_total_bytes": 64 * 2**30, "memory_available_byt
 
 
 def gates(box, split=(15, 15), inventory=None, defects=()):
-    return {row["gate"]: row for row in server.gates(box, split, {**INVENTORY, **(inventory or {})}, list(defects))}
+    return {row["gate"]: row for row in gates_module.check(box, split, {**INVENTORY, **(inventory or {})}, list(defects))}
 
 
 def test_gates_of_a_sound_launch_pass(changed):
@@ -205,7 +206,7 @@ def test_host_memory_counts_the_ranks_of_tensor_parallelism_too(changed):
 
 
 def test_rank_overhead_is_about_what_was_seen():
-    assert 0.5 * memory.GIB <= server.RANK_OVERHEAD_BYTES <= 2 * memory.GIB
+    assert 0.5 * memory.GIB <= gates_module.RANK_OVERHEAD_BYTES <= 2 * memory.GIB
 
 
 def test_receipts_of_a_box_say_what_params_said(tmp_path):

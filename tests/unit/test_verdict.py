@@ -169,7 +169,7 @@ def test_holm_by_hand():
 def test_sentence():
     result = verdict.compare("decode_c4_tok_s", [[20.0, 20.4, 20.2], [20.0, 20.4, 20.2]], [[10.0, 10.2, 10.1], [10.0, 10.2, 10.1]], 0.05)
     line = verdict.sentence(result, "faster", {"candidate": "PP2 15+15", "baseline": "PP1"})
-    assert line == "PP2 15+15 is faster than PP1 in decode c4: 20.2 against 10.1 tok/s, x2.00, p = 0.005; as expected"
+    assert line == "PP2 15+15 is faster than PP1 in decode, 4 streams: 20.2 against 10.1 tok/s, x2.00, p = 0.005; as expected"
     assert verdict.sentence(result, "slower", {"candidate": "A", "baseline": "B"}).endswith("; expected was 'slower'")
-    same = verdict.compare("m", [[10.0] * 3, [11.0] * 3], [[10.0] * 3, [11.0] * 3], 0.05)
-    assert verdict.sentence(same, "same", {"candidate": "A", "baseline": "B"}).startswith("A against B: same in m: ")
+    same = verdict.compare("decode_c2_tok_s", [[10.0] * 3, [11.0] * 3], [[10.0] * 3, [11.0] * 3], 0.05)
+    assert verdict.sentence(same, "same", {"candidate": "A", "baseline": "B"}).startswith("A against B: same in decode, 2 streams: ")
