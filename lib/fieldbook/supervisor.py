@@ -56,8 +56,10 @@ def main(state_file: Path) -> None:
     while reason is None:
         time.sleep(POLL_S)
         shared |= processes.shared_memory_of(leader)
-        if server.poll() is not None:
-            reason = f"the server ended by itself with status {server.returncode}"
+        if server.poll() is not None or not processes.is_alive(leader):
+            # A killed process is dead some moments before the last of its threads is, and only then has it a status.
+            server.wait()
+            reason = _how_it_ended(server.returncode)
         elif wanted["stop"]:
             reason = "stopped on request"
         elif not processes.is_alive(owner):
@@ -67,6 +69,10 @@ def main(state_file: Path) -> None:
     _clean(scratch, shared)
     state.update(status="ended", returncode=returncode, reason=reason)
     files.write_json(state_file, state)
+
+
+def _how_it_ended(returncode: int) -> str:
+    return f"the server was killed by {signal.Signals(-returncode).name}" if returncode < 0 else f"the server ended by itself with status {returncode}"
 
 
 def _clean(scratch: str, shared: set[str]) -> None:

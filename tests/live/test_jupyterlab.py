@@ -60,7 +60,7 @@ def lab(tmp_path):
 
 
 @pytest.mark.timeout(1500)
-def test_run_all_in_jupyterlab_gives_the_receipts_of_papermill(lab, tmp_path):
+def test_run_all_in_jupyterlab_gives_the_receipts_of_papermill_and_the_runner(lab, tmp_path):
     address, reports = lab
     for name in STATIONS:
         with browser.open_page(f"{address}/lab/tree/{name}.ipynb?token=fieldbook&reset") as page:
@@ -86,6 +86,11 @@ def test_run_all_in_jupyterlab_gives_the_receipts_of_papermill(lab, tmp_path):
         assert done.returncode == 0, done.stderr
         # papermill logs 'Passed unknown parameter: ...' for a name the parameters cell does not have; ipykernel warns about plain TCP.
         assert "unknown parameter" not in done.stderr and "WARNING" not in done.stderr
+        command = [sys.executable, "-m", "fieldbook", "run", str(params_file), "--only", name[:2], "--run-dir", str(tmp_path / "runner")]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout.splitlines()[-1])["receipts"]
         by_lab = receipts.read(reports / "cpu-smollm2" / "by-hand", name)
         by_papermill = receipts.read(tmp_path / "plain" / "cpu-smollm2" / "by-hand", name)
-        assert receipts.comparable(by_lab) == receipts.comparable(by_papermill)
+        by_runner = receipts.read(tmp_path / "runner", name)
+        assert receipts.comparable(by_lab) == receipts.comparable(by_papermill) == receipts.comparable(by_runner)

@@ -311,7 +311,7 @@ def test_killed_server_is_noticed_with_its_workers(supervised):
     one = supervised(stop_timeout_s=1).up()
     os.kill(one.server_pid, signal.SIGKILL)
     assert one.gone() and one.supervisor.wait(8) == 0
-    assert one.state()["status"] == "ended" and one.state()["reason"] == "the server ended by itself with status -9" and one.state()["returncode"] == -9
+    assert one.state()["status"] == "ended" and one.state()["reason"] == "the server was killed by SIGKILL" and one.state()["returncode"] == -9
 
 
 def test_a_server_that_dies_at_once_is_reported_with_its_status(supervised):
