@@ -89,7 +89,7 @@ def _run_alone(params: Params, first: int, only: int | None, run_dir: str | None
     folder.mkdir(parents=True, exist_ok=True)
     files.write_whole(folder / "params.yml", yaml.safe_dump(params.model_dump(), sort_keys=False))
     names = [paths.station_name(only)] if only else paths.STATIONS[first - 1 :]
-    started, status, failure, report = time.monotonic(), 0, "", None
+    started, status, failure, report, setup_s = time.monotonic(), 0, "", None, 0.0
     # A killed walk leaves its last line.
     (folder / ".progress").unlink(missing_ok=True)
     with _signals():
@@ -98,6 +98,7 @@ def _run_alone(params: Params, first: int, only: int | None, run_dir: str | None
                 say(f"{params.box.name}: run folder {_shown(folder)}")
                 if params.box.kind == "live":
                     models.ensure(params, say)
+                setup_s = time.monotonic() - started
                 for name in names:
                     failure = _run_one(params, name, folder)
                     if failure:
@@ -124,12 +125,13 @@ def _run_alone(params: Params, first: int, only: int | None, run_dir: str | None
         where = f" --run-dir {run_dir}" if run_dir else ""
         say(f"{params.box.name}: {failure}. Resume with: fieldbook run {params_file} --from {resume[:2]}{where}")
     else:
-        say(f"{params.box.name}: done in {time.monotonic() - started:.0f} s ({_where_time_went(folder, names, time.monotonic() - started)})")
+        total_s = time.monotonic() - started
+        say(f"{params.box.name}: done in {total_s:.0f} s ({_where_time_went(folder, names, total_s, setup_s)})")
     return Walk(folder, status, present, verdict, report)
 
 
-def _where_time_went(folder: Path, names: list[str] | tuple[str, ...], total_s: float) -> str:
-    spent: dict[str, float] = {}
+def _where_time_went(folder: Path, names: list[str] | tuple[str, ...], total_s: float, setup_s: float) -> str:
+    spent = {"model set-up": setup_s} if setup_s >= 1 else {}
     for name in names:
         receipt = receipts.read(folder, name)
         for what, seconds in (receipt.data.get("elapsed_s", {}) if receipt else {}).items():
