@@ -63,6 +63,7 @@ def boot(station: Station, name: str, arm: Parallel | Baseline, layers_per_stage
     with station.clock("server start"):
         state_file = server.launch(station.params, arm, layers_per_stage, station.run_dir, name)
         ready_s, phases = server.wait_ready(state_file, station.params.server.ready_timeout_s, station.progress)
+    station.progress("")
     return Boot(name, bootlog.parse(server.log_text(server.read_state(state_file))), ready_s, phases, state_file)
 
 
@@ -110,6 +111,7 @@ def measure(station: Station, booted: Boot, arm: str, round_number: int, ceiling
         cause = cause or (f"{type(error).__name__}: {error}" if up else ended["reason"])
         raise GateFailed(f"server {booted.name} failed while it was measured: {cause}") from None
     bench.keep_samples(station.run_dir / "samples.jsonl", fresh)
+    station.progress("")
     return fresh
 
 
@@ -129,6 +131,7 @@ def probe(station: Station, booted: Boot, arm: str) -> list[dict[str, Any]]:
         with station.clock("probes"):
             answer = server.complete(booted.state, prompt, station.params.probes.output_tokens)
         rows.append({"prompt": prompt, **answer, "problems": probe_problems(answer, station.params.probes.output_tokens)})
+    station.progress("")
     return rows
 
 
@@ -177,6 +180,7 @@ def prove_patch(station: Station, defect_id: str, arm: Parallel, layers_per_stag
         finally:
             server.stop(started.state_file)
         rows.append(row)
+    station.progress("")
     if not rows[0]["answers"] and rows[0]["evidence"] != patches.CATALOGUE[defect_id].SYMPTOM:
         raise GateFailed(f"{defect_id}: the stock server died of something else ({rows[0]['evidence']}), which proves nothing; run 04 again")
     if not rows[1]["answers"]:

@@ -71,8 +71,16 @@ class Station:
             elapsed[what] = round(elapsed.get(what, 0.0) + time.monotonic() - start, 1)
 
     def progress(self, text: str) -> None:
-        """One line that the runner shows while a cell is busy; it never enters the notebook's output."""
+        """One line that the runner and JupyterLab show while a cell is busy. An empty one clears it, so it never stays in the notebook's output."""
         files.write_whole(self.run_dir / ".progress", text + "\n")
+        shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+        if shell is not None and self.live:
+            from IPython.display import clear_output
+
+            # Takes effect with the next output: the next line, or the table that the cell ends with.
+            clear_output(wait=True)
+            if text:
+                print(text)
 
     def close(self, verdict: str, passed: bool = True) -> str:
         """Write the receipt and return the verdict line. Raises GateFailed after writing when `passed` is false."""
