@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _POOL = re.compile(r"(\w+) KV cache size: ([\d,]+) tokens, Maximum concurrency for ([\d,]+) tokens per request: ([\d.]+)x")
-_CPU_KV = re.compile(r"Worker(?:_PP(\d+))?\S*? pid=\d+\).*?(?:Explicitly|Auto) set \(([\d.]+)/([\d.]+)\) GiB for KV cache on node (\d+)")
+_CPU_KV = re.compile(r"(?:Explicitly|Auto) set \(([\d.]+)/[\d.]+\) GiB for KV cache on node \d+")
+_RANK = re.compile(r"\(Worker(?:_PP(\d+))?\S* pid=\d+\)")
 _WEIGHTS = re.compile(r"Worker(?:_PP(\d+))?\S*? pid=\d+\).*?Loading weights took ([\d.]+) seconds")
 _KILLED = re.compile(r"((?:Worker|Engine core) proc \S+ died unexpectedly)")
 # Packages print their exceptions with the module in front.
@@ -64,11 +65,30 @@ def parse(text: str) -> BootLog:
         pool_tokens=int(pool[2].replace(",", "")) if pool else None,
         max_concurrency=float(pool[4]) if pool else None,
         max_model_len=int(pool[3].replace(",", "")) if pool else None,
-        available_kv_gib={int(rank or 0): float(gib) for rank, gib, _, _ in _CPU_KV.findall(text)},
+        available_kv_gib=_available_kv_gib(text),
         weights_load_s={int(rank or 0): float(s) for rank, s in _WEIGHTS.findall(text)},
         phases=phases(text),
         error=root_error(text),
     )
+
+
+def _available_kv_gib(text: str) -> dict[int, float]:
+    """KV space by rank. Ranks write their name and their line separately, so that two names may share a line and leave the next without one.
+
+    Then it is not known which line is whose, which does not matter as long as all say the same; else those ranks are left out.
+    """
+    found, unclear, values = {}, set(), set()
+    for line in text.splitlines():
+        gib = [float(value) for value in _CPU_KV.findall(line)]
+        ranks = [int(rank or 0) for rank in _RANK.findall(line)] if gib else []
+        values.update(gib)
+        if len(gib) == len(ranks) == 1:
+            found[ranks[0]] = gib[0]
+        else:
+            unclear.update(ranks)
+    if len(values) == 1:
+        found |= dict.fromkeys(unclear, values.pop())
+    return found
 
 
 def root_error(text: str) -> str | None:

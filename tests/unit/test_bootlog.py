@@ -167,3 +167,22 @@ def test_real_logs_of_a_gpu_box(name, tokens, concurrency, version):
     assert (log.pool_tokens, log.max_concurrency, log.vllm_version) == (tokens, concurrency, version)
     # None of the servers died of an exception before its shutdown; the NCCL test ended with torch saying that its second process had.
     assert log.error is None or log.error.startswith("ProcessExitedException" if name.startswith("nccl") else "EngineDeadError")
+
+
+ONE = "INFO 11-29 13:20:42 [cpu_worker.py:271] Explicitly set (1.0/9.34) GiB for KV cache on node 0.\n"
+TWO = ONE.replace("(1.0/", "(2.0/")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (f"(Worker_PP1 pid=4) {ONE}(Worker_PP0 pid=3) {ONE}", {0: 1.0, 1: 1.0}),
+        (f"(Worker_PP1 pid=4) {TWO}(Worker_PP0 pid=3) {ONE}", {0: 1.0, 1: 2.0}),
+        # Each rank writes its name first and its line after: both names came before both lines.
+        (f"(Worker_PP1 pid=4) (Worker_PP0 pid=3) {ONE}{ONE}", {0: 1.0, 1: 1.0}),
+        (f"(Worker_PP1 pid=4) (Worker_PP0 pid=3) {ONE}{TWO}", {}),
+        (f"(Worker pid=4) {ONE}", {0: 1.0}),
+    ],
+)
+def test_kv_space_of_ranks_whose_lines_run_into_each_other(text, expected):
+    assert bootlog.parse(text).available_kv_gib == expected
