@@ -108,7 +108,8 @@ def comparable(receipt: Receipt) -> dict[str, Any]:
     def strip(value: Any) -> Any:
         if isinstance(value, dict):
             if value.get("evidence") == "measured":
-                return {key: inner for key, inner in value.items() if key not in ("value", "source")}
+                # The label may tell what was found ('... against PP1: slower').
+                return {key: inner for key, inner in value.items() if key not in ("value", "source", "label")}
             return {key: strip(inner) for key, inner in value.items() if key not in RUN_BOUND_KEYS and not key.startswith("measured_")}
         return [strip(inner) for inner in value] if isinstance(value, list) else value
 

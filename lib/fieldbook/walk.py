@@ -153,6 +153,8 @@ def _run_one(params: Params, name: str, folder: Path) -> str:
     import papermill
 
     logging.getLogger("papermill").setLevel(logging.ERROR)
+    # When a signal ends a cell, the task that waited for it fails unseen, and asyncio prints that as a traceback; the walk tells it in its one line.
+    logging.getLogger("asyncio").setLevel(logging.CRITICAL)
     # A receipt of an earlier try must not pass for this one's.
     receipts.path_of(folder, name).unlink(missing_ok=True)
     started = time.monotonic()
