@@ -6,13 +6,13 @@ Boot logs keep only the lines that Fieldbook reads, so that no path, address or 
 
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import yaml
 
-from fieldbook import bench, bootlog, files, patches, paths, receipts
+from fieldbook import bench, bootlog, files, inventory, patches, paths, receipts
+from fieldbook.inventory import capture
 
 # What bootlog.parse reads. Everything else in a log is about the machine.
 KEPT = re.compile(
@@ -41,14 +41,8 @@ def main(run_dir: Path, new_box: str) -> None:
     box_dir, report_dir = paths.root() / "data" / "boxes" / new_box, paths.root() / "data" / "reports" / new_box
     first, fourth, last = found["01_hardware_inventory"], found["04_patch_application"], found["07_verdict"]
 
-    lscpu = json.loads(subprocess.run(["lscpu", "-J"], capture_output=True, text=True, check=True).stdout)
-    files.write_json(box_dir / "lscpu.json", lscpu)
-    files.write_whole(box_dir / "meminfo.txt", Path("/proc/meminfo").read_text())
-    numa = first.data["inventory"]["numa"]
-    lines = [f"available: {len(numa)} nodes"]
-    for node in numa:
-        lines += [f"node {node['node']} cpus: {' '.join(map(str, node['cpus']))}", f"node {node['node']} size: {node['memory_total_bytes'] // 2**20} MB"]
-    files.write_whole(box_dir / "numactl-H.txt", "\n".join(lines) + "\n")
+    # What the machine is, from its own commands now; what its links carried, from the run.
+    capture.capture(box_dir, {inventory.MEASURED_FILE: json.dumps(first.data["inventory"]["measured"], indent=1) + "\n"})
     files.write_json(box_dir / "ceilings.json", {"memory_read_bytes_s": first.figures["memory_read_gb_s"].value * 1e9})
     versions = {key: value for key, value in first.versions.items() if key != "fieldbook"}
     files.write_whole(box_dir / "versions.yml", yaml.safe_dump(versions, sort_keys=False))

@@ -5,6 +5,7 @@
 Exit status: 0 done, 1 the installation failed, 2 this machine or the command line lacks something (one line says what).
 Only the standard library is used, and syntax that old Pythons parse too, so that they can say what is missing.
 """
+
 import argparse
 import csv
 import ctypes
@@ -34,9 +35,7 @@ HASHED = ("pyproject.toml", "setup.py", "constraints.txt", "tools/setup_env.py",
 STAMP = "fieldbook-setup.json"
 BEGUN = "fieldbook-setup.begun"  # says that this folder is ours, and may be emptied
 LAYOUT = {"bin", "include", "lib", "lib64", "share", "etc", "man", "opt", "pyvenv.cfg", "setup.log", "tmp"}
-NO_USE_RETRYING = re.compile(
-    "No space left|Temporary failure in name resolution|NewConnectionError|Max retries|timed out|ConnectionError"
-)
+NO_USE_RETRYING = re.compile("No space left|Temporary failure in name resolution|NewConnectionError|Max retries|timed out|ConnectionError")
 
 
 class Problem(Exception):
@@ -98,8 +97,9 @@ def other_python():
         if path and runs(path):
             return path
     raise Problem(
-        "this is Python {}, and none of {} on PATH starts; Fieldbook needs {}: install one, or name it: "
-        "make PYTHON=/path/to/python3.12".format(platform.python_version(), ", ".join(OTHER_PYTHONS), python_range())
+        "this is Python {}, and none of {} on PATH starts; Fieldbook needs {}: install one, or name it: make PYTHON=/path/to/python3.12".format(
+            platform.python_version(), ", ".join(OTHER_PYTHONS), python_range()
+        )
     )
 
 
@@ -110,8 +110,9 @@ def check_venv_module():
         import venv  # noqa: F401
     except ImportError as error:
         raise Problem(
-            "Python {0} here lacks the module {1}, without which there is no virtual environment; on Debian or Ubuntu: "
-            "apt-get install python{0}-venv".format("{}.{}".format(*sys.version_info[:2]), error.name)
+            "Python {0} here lacks the module {1}, without which there is no virtual environment; on Debian or Ubuntu: apt-get install python{0}-venv".format(
+                "{}.{}".format(*sys.version_info[:2]), error.name
+            )
         )
 
 
@@ -246,9 +247,7 @@ class Setup(object):
             # The lock, an empty file, is handed down as stdin: should a child's child outlive a kill for a moment
             # (ensurepip does), the next set-up waits for it.
             stdin = subprocess.DEVNULL if self.lock is None else self.lock
-            child = subprocess.Popen(
-                command, cwd=ROOT, env=self.env(), stdin=stdin, stdout=log, stderr=log, preexec_fn=die_with_parent
-            )
+            child = subprocess.Popen(command, cwd=ROOT, env=self.env(), stdin=stdin, stdout=log, stderr=log, preexec_fn=die_with_parent)
             try:
                 return child.wait()
             except BaseException:
@@ -420,9 +419,7 @@ def is_complete(site, info):
     try:
         with open(os.path.join(info, "RECORD"), newline="") as file:
             rows = [row for row in csv.reader(file) if row]
-        return bool(rows) and all(
-            not row[2] or os.path.getsize(os.path.join(site, row[0])) == int(row[2]) for row in rows
-        )
+        return bool(rows) and all(not row[2] or os.path.getsize(os.path.join(site, row[0])) == int(row[2]) for row in rows)
     except (OSError, ValueError, IndexError):
         return False
 

@@ -44,7 +44,11 @@ def build_parser() -> argparse.ArgumentParser:
     sub.add_argument("--run-dir", metavar="DIR", help="run folder to use instead of a new one (or, with --from, the latest)")
     sub.add_argument("--keep-server", action="store_true", help="leave the server of a single station up for the next one")
     sub = command("inventory", "what is in this box", run_inventory)
-    sub.add_argument("--from", dest="folder", metavar="DIR", help="read captured command outputs instead")
+    sub.add_argument("--from", dest="source", metavar="DIR|FILE", help="read captured command outputs instead")
+    sub.add_argument("--no-measure", action="store_true", help="of this machine: do not measure its links")
+    sub = command("capture", "write this box's outputs for `inventory --from`, without serials, UUIDs and host names", run_capture)
+    sub.add_argument("folder", metavar="DIR")
+    sub.add_argument("--no-measure", action="store_true", help="do not measure the links")
     sub = command("model", "prepare the weights that a params file names", run_model)
     sub.add_argument("file", metavar="FILE")
     sub = command("patches", "known defects of the vLLM installed here", run_patches)
@@ -93,15 +97,36 @@ def run_walk(arguments) -> int:
     return done.status
 
 
+def _box_here(measure: bool):
+    """This machine's inventory, its links measured when asked."""
+    from . import ceilings, inventory
+
+    found = inventory.read_live()
+    return inventory.measured(found, None if found.gpus else ceilings.measure_memory_read_bytes_s(found.host.logical_cpus)) if measure else found
+
+
 def run_inventory(arguments) -> int:
     """`fieldbook inventory`."""
-    from . import inventory
+    from . import inventory, terminal
 
-    if arguments.folder and not Path(arguments.folder).is_dir():
-        raise BadInput(f"inventory --from: {arguments.folder} is no folder; give the one with the captured outputs")
-    found = inventory.read_captured(Path(arguments.folder)) if arguments.folder else inventory.read_live()
-    lines = [f"{key}: {value}" for key, value in found.model_dump().items()]
-    _print(arguments, found.model_dump(), "\n".join(lines))
+    found = inventory.read_captured(Path(arguments.source)) if arguments.source else _box_here(not arguments.no_measure)
+    _print(arguments, found.model_dump(), terminal.inventory_text(found))
+    return 0
+
+
+def run_capture(arguments) -> int:
+    """`fieldbook capture`."""
+    from . import inventory, terminal
+    from .inventory import capture
+
+    folder = Path(arguments.folder)
+    capture.check(folder, [*capture.COMMANDS, inventory.MEASURED_FILE])
+    measured = {} if arguments.no_measure else {inventory.MEASURED_FILE: inventory.measured_json(_box_here(True))}
+    rows = capture.capture(folder, measured)
+    shown = [{"file": row["file"], "result": row["result"], "why": row["why"]} for row in rows]
+    written = sum(row["result"] == "written" for row in rows)
+    text = f"{terminal.text_table(shown)}\n{written} files in {folder}, without serials, UUIDs and host names; look at them before you share them"
+    _print(arguments, {"folder": str(folder), "files": rows}, text)
     return 0
 
 

@@ -38,7 +38,7 @@ def measure_memory_read_bytes_s(threads: int, repetitions: int = 5) -> float:
 def memory_read_bytes_s(params: Params, box: Inventory) -> float:
     """Measured here for a live box, read from data/boxes/<box>/ceilings.json for a recorded one."""
     if params.box.kind == "live":
-        return measure_memory_read_bytes_s(box.logical_cpus)
+        return measure_memory_read_bytes_s(box.host.logical_cpus)
     file = paths.box_data_dir(params.box.name) / "ceilings.json"
     if not file.is_file():
         raise BadInput(f"data/boxes/{params.box.name}/ceilings.json: missing; a recorded box needs its measured memory_read_bytes_s")
@@ -47,8 +47,8 @@ def memory_read_bytes_s(params: Params, box: Inventory) -> float:
 
 def peak_flops(box: Inventory) -> float:
     """float32 operations per second that the cores cannot exceed: cores x cycle rate x operations per cycle of the widest unit."""
-    widest = next((flag for flag in ("avx512f", "avx2") if flag in box.isa), None)
-    return box.logical_cpus * HIGHEST_CLOCK_HZ * FLOPS_PER_CYCLE[widest]
+    widest = next((flag for flag in ("avx512f", "avx2") if flag in box.host.isa), None)
+    return (box.host.logical_cpus or 1) * HIGHEST_CLOCK_HZ * FLOPS_PER_CYCLE[widest]
 
 
 def decode_ceiling_tok_s(spec: ModelSpec, dtype_bytes: int, streams: int, read_bytes_s: float) -> float:

@@ -9,6 +9,23 @@ from .schema import Params
 RANK_OVERHEAD_BYTES = 2**30
 
 
+def weights_bytes(params: Params, layers_per_stage: tuple[int, ...]) -> int:
+    """Bytes of weights of all ranks together, on disk or in host memory."""
+    spec, last, tp = memory.model_spec(params.model.name), len(layers_per_stage) - 1, params.parallel.tensor_parallel_size
+    dtype_bytes = memory.DTYPE_BYTES[params.engine.dtype]
+    return tp * sum(memory.rank_weights_bytes(spec, n, r == 0, r == last, dtype_bytes, tp) for r, n in enumerate(layers_per_stage))
+
+
+def host_weights_bytes(params: Params) -> int:
+    """Weights that will lie in host memory: all of them on a CPU; on GPUs what --cpu-offload-gb of server.extra_args says, per rank and in GiB (vLLM)."""
+    if params.engine.device == "cpu":
+        return memory.checkpoint_bytes(memory.model_spec(params.model.name), memory.DTYPE_BYTES[params.engine.dtype])
+    words = [part for word in params.server.extra_args for part in word.split("=", 1)]
+    ranks = params.parallel.tensor_parallel_size * params.parallel.pipeline_parallel_size
+    asked = [words[i + 1] for i, word in enumerate(words[:-1]) if word in ("--cpu-offload-gb", "--cpu_offload_gb")]
+    return round(float(asked[-1]) * memory.GIB) * ranks if asked and asked[-1].replace(".", "", 1).isdigit() else 0
+
+
 def check(params: Params, layers_per_stage: tuple[int, ...], inventory: dict[str, Any], defects: list[dict[str, Any]]) -> list[dict[str, str]]:
     """Reasons for which this launch would fail or answer wrong: rows of gate, result (pass, refuse) and why.
 
@@ -36,11 +53,14 @@ def check(params: Params, layers_per_stage: tuple[int, ...], inventory: dict[str
         "engine.device is cuda, but NVML shows no GPU; set cpu, or install the driver",
     )
     if engine.device == "cpu":
-        dtype_bytes, last = memory.DTYPE_BYTES[engine.dtype], len(layers_per_stage) - 1
         tp = params.parallel.tensor_parallel_size
-        weights = sum(memory.rank_weights_bytes(spec, n, r == 0, r == last, dtype_bytes, tp) for r, n in enumerate(layers_per_stage))
-        needed = tp * weights + tp * len(layers_per_stage) * (engine.kv_cache_gib_per_rank * memory.GIB + RANK_OVERHEAD_BYTES)
-        have = inventory["memory_available_bytes"] or inventory["memory_total_bytes"]
+        needed = weights_bytes(params, layers_per_stage) + tp * len(layers_per_stage) * (engine.kv_cache_gib_per_rank * memory.GIB + RANK_OVERHEAD_BYTES)
+        told = [inventory["host"][name] for name in ("memory_available_bytes", "memory_total_bytes")]
+        have = next((value for value in told if value is not None), None)
         text = f"{needed / memory.GIB:.1f} GiB for weights, KV space and ranks"
-        gate("host memory", needed <= have, text + " fits", f"{text}, {have / memory.GIB:.1f} GiB available; lower engine.kv_cache_gib_per_rank")
+        if have is None:
+            # Nothing is refused for what nobody told.
+            gate("host memory", True, f"{text}; not checked: the outputs do not tell the host's memory", "")
+        else:
+            gate("host memory", needed <= have, text + " fits", f"{text}, {have / memory.GIB:.1f} GiB available; lower engine.kv_cache_gib_per_rank")
     return rows

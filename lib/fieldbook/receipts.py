@@ -16,7 +16,11 @@ Evidence = Literal["measured", "recorded", "computed", "estimated", "stated"]
 
 # Keys of `data` that differ between two honest runs of the same walk: process ids, times, what memory is free just then, and the state a walk
 # before this one left. `comparable` leaves them out. (A virtual machine's balloon moves even the size of a NUMA node.)
-RUN_BOUND_KEYS = {"server", "samples_file", "elapsed_s", "before", "memory_available_bytes", "memory_used_bytes", "numa"}
+RUN_BOUND_KEYS = {
+    *("server", "samples_file", "elapsed_s", "before", "memory_available_bytes", "memory_used_bytes", "shm_free_bytes", "numa", "measured"),
+    *("pstate", "idle", "utilization_percent", "temperature_c", "power_draw_w", "clock_sm_mhz", "clock_memory_mhz", "throttle_reasons", "processes"),
+    *("pcie_generation", "findings"),
+}
 
 
 class Figure(BaseModel):

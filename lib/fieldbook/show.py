@@ -84,6 +84,14 @@ def chart(figure) -> None:
     display({"image/svg+xml": vl_convert.vegalite_to_svg(spec, vl_version=VEGA_LITE_VERSION), VEGA_LITE_MIME: spec}, raw=True)
 
 
+def drawing(figure, otherwise: str) -> None:
+    """Show a chart, or the sentence when there is nothing to draw (None)."""
+    if figure is None:
+        say(otherwise)
+    else:
+        chart(figure)
+
+
 def bars(rows: list[dict[str, Any]], category: str, value: str, title: str, colour: str | None = None, width: int = 560):
     """Horizontal bars with the value written at each bar's end."""
     import altair as alt

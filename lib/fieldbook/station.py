@@ -37,8 +37,10 @@ class Station:
         """True when things are read, launched and measured on this machine."""
         return self.params.box.kind == "live"
 
-    def figure(self, key: str, value: Any, unit: str, evidence: Evidence, source: str, label: str, headline: bool = False) -> Figure:
-        """Record a figure under its key and return it."""
+    def figure(self, key: str, value: Any, unit: str, evidence: Evidence, source: str, label: str, headline: bool = False) -> Figure | None:
+        """Record a figure under its key and return it. A value that is unknown (None) is no figure."""
+        if value is None:
+            return None
         self.figures[key] = Figure(value=value, unit=unit, evidence=evidence, source=source, label=label, headline=headline)
         return self.figures[key]
 
