@@ -26,7 +26,7 @@ FILE = ROOT / "params" / "cpu-smollm2.yml"
         (["run", str(FILE), "--from", "9"], "'9' does not exist: give one of 01, 02"),
         (["run", str(FILE), "--only", "x"], "'x' does not exist"),
         (["run", str(FILE), "--keep-server"], "--only"),
-        (["inventory", "--from", "/nowhere"], "is no folder"),
+        (["inventory", "--from", "/nowhere"], "no such file or folder"),
         (["patches", "mend"], "mend"),
         (["patches", "--tree", "/nowhere"], "no vllm package"),
         (["stop", "/nowhere"], "no such run folder"),
@@ -82,7 +82,7 @@ def test_stop_and_inventory_as_text(command, tmp_path):
     assert command("stop", tmp_path) == (0, "stopped: none was running\n", "")
     assert json.loads(command("stop", tmp_path, "--json")[1]) == {"stopped": []}
     status, out, _ = command("inventory")
-    assert status == 0 and "memory_total_bytes: " in out
+    assert status == 0 and "memory, GiB: " in out and "\nFindings\n" in out
 
 
 # The run folder a walk takes.
@@ -171,11 +171,11 @@ def test_the_shown_command_can_be_typed(changed):
     assert words[words.index("python") + 1 :][:2] == ["-m", "vllm.entrypoints.openai.api_server"]
 
 
-INVENTORY = {"gpus": [], "memory_total_bytes": 64 * 2**30, "memory_available_bytes": 32 * 2**30}
+HOST = {"memory_total_bytes": 64 * 2**30, "memory_available_bytes": 32 * 2**30}
 
 
-def gates(box, split=(15, 15), inventory=None, defects=()):
-    return {row["gate"]: row for row in gates_module.check(box, split, {**INVENTORY, **(inventory or {})}, list(defects))}
+def gates(box, split=(15, 15), gpus=(), host=None, defects=()):
+    return {row["gate"]: row for row in gates_module.check(box, split, {"gpus": list(gpus), "host": {**HOST, **(host or {})}}, list(defects))}
 
 
 def test_gates_of_a_sound_launch_pass(changed):
@@ -188,21 +188,28 @@ def test_each_gate_refuses(changed):
         assert gates(changed(), defects=[{"id": "x", "met_by_this_box": True, "state": state}])["known defects"]["result"] == result
     assert gates(changed(), defects=[{"id": "x", "met_by_this_box": False, "state": "present"}])["known defects"]["result"] == "pass"
     assert gates(changed({"engine.device": "cuda"}))["device"]["result"] == "refuse"
-    assert gates(changed({"engine.device": "cuda"}), inventory={"gpus": [{"index": 0}]})["device"]["result"] == "pass"
+    assert gates(changed({"engine.device": "cuda"}), gpus=[{"index": 0}])["device"]["result"] == "pass"
 
 
 def test_host_memory_counts_weights_space_and_overhead_of_every_rank(changed):
     # Weights 325,651,968 + 325,654,272 B, two ranks of 1 GiB KV space and 1 GiB beside it.
     needed = 325_651_968 + 325_654_272 + 2 * (2**30 + 2**30)
-    assert gates(changed(), inventory={"memory_available_bytes": needed})["host memory"]["result"] == "pass"
-    assert gates(changed(), inventory={"memory_available_bytes": needed - 1})["host memory"]["result"] == "refuse"
-    assert gates(changed(), inventory={"memory_available_bytes": None, "memory_total_bytes": needed})["host memory"]["result"] == "pass"
+    assert gates(changed(), host={"memory_available_bytes": needed})["host memory"]["result"] == "pass"
+    assert gates(changed(), host={"memory_available_bytes": needed - 1})["host memory"]["result"] == "refuse"
+    assert gates(changed(), host={"memory_available_bytes": None, "memory_total_bytes": needed})["host memory"]["result"] == "pass"
+
+
+def test_host_memory_that_nobody_told_is_not_refused(changed):
+    # A recorded box whose outputs hold no /proc/meminfo.
+    row = gates(changed(), host={"memory_available_bytes": None, "memory_total_bytes": None})["host memory"]
+    assert row["result"] == "pass" and "not checked" in row["why"]
+    assert gates(changed(), host={"memory_available_bytes": 0})["host memory"]["result"] == "refuse"
 
 
 def test_host_memory_counts_the_ranks_of_tensor_parallelism_too(changed):
     # TP 3 x PP 2 are six processes with 1 GiB of KV space each: 6 GiB of KV space alone do not fit in 6 GiB.
     box = changed({"parallel.tensor_parallel_size": 3})
-    assert gates(box, inventory={"memory_available_bytes": 6 * 2**30})["host memory"]["result"] == "refuse"
+    assert gates(box, host={"memory_available_bytes": 6 * 2**30})["host memory"]["result"] == "refuse"
 
 
 def test_rank_overhead_is_about_what_was_seen():

@@ -44,7 +44,6 @@ def temporary_files_of_killed_supervisors(monkeypatch, tmp_path):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
 
 
-
 @pytest.fixture
 def tree(spawned):
     def start(*words):

@@ -470,9 +470,7 @@ if __name__ == "__main__":
     reports_dir = Path(sys.argv[1])
     runs = [
         fake_run(reports_dir / "cpu-smollm2" / "2026-11-29-1310"),
-        fake_run(
-            reports_dir / "cpu-smollm2" / "2026-11-28-0900", publish.STATIONS[:3], fail="03_partition_selection", day=28
-        ),
+        fake_run(reports_dir / "cpu-smollm2" / "2026-11-28-0900", publish.STATIONS[:3], fail="03_partition_selection", day=28),
         fake_run(reports_dir / "cmp170hx-x3" / "recorded", box="cmp170hx-x3", kind="recorded", split=[12, 18], day=20),
     ]
     print(*(publish.write_report(run) for run in runs), publish.write_index(reports_dir), sep="\n")

@@ -67,8 +67,7 @@ def pinned(name, python):
     found = [
         str(req.specifier)
         for req in constraints()
-        if canonicalize_name(req.name) == canonicalize_name(name)
-        and (req.marker is None or req.marker.evaluate({"python_version": python}))
+        if canonicalize_name(req.name) == canonicalize_name(name) and (req.marker is None or req.marker.evaluate({"python_version": python}))
     ]
     assert len(found) == 1, f"{name} on Python {python}: {found}"
     return found[0]
@@ -277,9 +276,7 @@ class FakeNvml:
         return 0
 
 
-@pytest.mark.parametrize(
-    "nvml, flavour", [(FakeNvml(2), "gpu"), (FakeNvml(0), "cpu"), (FakeNvml(2, init=9), "cpu"), (None, "cpu")]
-)
+@pytest.mark.parametrize("nvml, flavour", [(FakeNvml(2), "gpu"), (FakeNvml(0), "cpu"), (FakeNvml(2, init=9), "cpu"), (None, "cpu")])
 def test_flavour_is_gpu_only_when_a_driver_names_a_device(tool, monkeypatch, nvml, flavour):
     def load(name):
         if nvml is None:
