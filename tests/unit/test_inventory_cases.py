@@ -333,6 +333,25 @@ def test_expected_reading(name):
     READINGS[name](name)
 
 
+def test_a_whole_capture_with_measured_links():
+    """Two H200 in a virtual machine, taken with `fieldbook capture`: what NVML told live of the same machine stands here as the right values."""
+    box = inventory.read_captured(OUTPUTS / "h200-x2")
+    assert [(g.name, g.compute_capability, g.architecture) for g in box.gpus] == [("NVIDIA H200", "9.0", "Hopper")] * 2
+    # NVML: total 150754820096, and 150109880320 after the driver's reserve of 615 MiB, which nvidia-smi rounds up to 616.
+    assert {g.memory_total_bytes for g in box.gpus} == {150754820096} and all(abs(g.memory_usable_bytes - 150109880320) <= MIB for g in box.gpus)
+    assert [(g.bus_id, g.numa_node, g.cpu_affinity, g.power_limit_w) for g in box.gpus] == [(f"0000:00:0{n}.0", 0, "0-31", 700.0) for n in (6, 7)]
+    assert {(g.pcie_generation, g.pcie_generation_max, g.pcie_width_lanes, g.pcie_width_max_lanes) for g in box.gpus} == {(5, 5, 16, 16)}
+    assert [g.nvlink_gb_s for g in box.gpus] == [[26.562] * 18] * 2 and all(g.processes == [] for g in box.gpus)
+    link = box.links[0]
+    assert (link.kind, link.nvlinks, link.theoretical_gb_s) == ("NV18", 18, pytest.approx(18 * 26.562)) and link.p2p == dict.fromkeys(
+        ("read", "write", "nvlink"), "OK"
+    )
+    assert box.islands == [[0, 1]] and box.findings == [] and box.driver == "580.159.04" and box.cuda == "13.0" and box.host.logical_cpus == 32
+    assert box.host.shm_total_bytes == 256 * 2**30 and box.host.iommu_groups == 0 and box.host.kernel_options == ["pci=realloc=off"]
+    assert len(box.measured) == 10 and 300 < link.measured_gb_s["0->1"].median < link.theoretical_gb_s
+    assert link.measured_gb_s["0<->1"].median < 2 * link.theoretical_gb_s and 1 < link.measured_latency_us["0<->1"].median < 100
+
+
 JUNK = 'X01289 GPUNVSYPIXHB|,:-\t\n[]<>/"éK\u2028\x1b'
 
 

@@ -65,7 +65,7 @@ def _with_rate(link: Link, a: Gpu, b: Gpu) -> Link:
         rate = min(told or known, default=None)
         if rate is None:
             return link.model_copy(update={"unknown": {**link.unknown, "theoretical_gb_s": "the rate of one NVLink is not told"}})
-        how = "nvidia-smi nvlink -s" if told else "sm_" + (a.compute_capability or b.compute_capability or "").replace(".", "")
+        how = "told by the driver" if told else "sm_" + (a.compute_capability or b.compute_capability or "").replace(".", "")
         return link.model_copy(
             update={"theoretical_gb_s": round(link.nvlinks * rate, 3), "theoretical_source": f"{link.nvlinks} NVLinks x {rate:g} GB/s ({how})"}
         )
