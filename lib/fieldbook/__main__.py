@@ -44,7 +44,7 @@ def build_parser() -> argparse.ArgumentParser:
     sub.add_argument("--run-dir", metavar="DIR", help="run folder to use instead of a new one (or, with --from, the latest)")
     sub.add_argument("--keep-server", action="store_true", help="leave the server of a single station up for the next one")
     sub = command("inventory", "what is in this box", run_inventory)
-    sub.add_argument("--from", dest="source", metavar="DIR|FILE", help="read captured command outputs instead")
+    sub.add_argument("--from", dest="source", metavar="DIR|FILE|-", help="read captured command outputs instead; -: standard input")
     sub.add_argument("--no-measure", action="store_true", help="of this machine: do not measure its links")
     sub = command("capture", "write this box's outputs for `inventory --from`, without serials, UUIDs and host names", run_capture)
     sub.add_argument("folder", metavar="DIR")
@@ -109,7 +109,10 @@ def run_inventory(arguments) -> int:
     """`fieldbook inventory`."""
     from . import inventory, terminal
 
-    found = inventory.read_captured(Path(arguments.source)) if arguments.source else _box_here(not arguments.no_measure)
+    if arguments.source == "-":
+        found = inventory.read_pasted(sys.stdin.read())
+    else:
+        found = inventory.read_captured(Path(arguments.source)) if arguments.source else _box_here(not arguments.no_measure)
     _print(arguments, found.model_dump(), terminal.inventory_text(found))
     return 0
 

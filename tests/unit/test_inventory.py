@@ -1,5 +1,6 @@
 """What is in the box: small captures written out here, the real ones beside the checkout, this machine against psutil, and the commands."""
 
+import io
 import json
 import os
 import subprocess
@@ -298,3 +299,12 @@ def test_reading_a_capture_loads_neither_torch_nor_vllm_and_takes_less_than_a_se
 def test_as_a_module(capture):
     done = subprocess.run([sys.executable, "-m", "fieldbook", "inventory", "--from", str(capture)], capture_output=True, text=True, check=False, cwd=ROOT)
     assert (done.returncode, done.stderr) == (0, "") and "A Processor" in done.stdout
+
+
+def test_a_paste_on_standard_input(command, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO("\tGPU0\tGPU1\nGPU0\t X \tPIX\nGPU1\tPIX\t X \n"))
+    status, out, err = command("inventory", "--from", "-", "--json")
+    assert (status, err) == (0, "") and [(k["a"], k["b"], k["kind"]) for k in json.loads(out)["links"]] == [(0, 1, "PIX")]
+    monkeypatch.setattr("sys.stdin", io.StringIO("hello\n"))
+    status, out, err = command("inventory", "--from", "-")
+    assert (status, out) == (2, "") and len(err.splitlines()) == 1 and "standard input" in err

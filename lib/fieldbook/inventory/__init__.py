@@ -22,7 +22,7 @@ from .model import Finding, Gpu, Host, Inventory, Link, Measurement, NumaNode, R
 
 __all__ = [
     "Finding", "Gpu", "Host", "Inventory", "Link", "Measurement", "NumaNode", "Reading", "Spread",
-    "cpu_ranges", "measured", "parse_cpu_list", "parse_meminfo", "parse_numactl", "read", "read_captured", "read_live", "with_offload",
+    "cpu_ranges", "measured", "parse_cpu_list", "parse_meminfo", "parse_numactl", "read", "read_captured", "read_live", "read_pasted", "with_offload",
 ]  # fmt: skip
 
 MEASURED_FILE = "measured-links.json"
@@ -76,6 +76,14 @@ def read_captured(path: Path) -> Inventory:
             raise BadInput(f"{paths.shown(file)}: not the measured links that fieldbook writes ({str(error).splitlines()[0]})") from None
     box = merge.combine(readings, paths.shown(path), notes, recorded)
     return box.model_copy(update={"links": measuring.attach(box.links, recorded)}) if recorded else box
+
+
+def read_pasted(text: str) -> Inventory:
+    """Outputs that somebody pasted. Raises BadInput as `read_captured` does."""
+    try:
+        return merge.combine(captured.read_text(text), "standard input")
+    except BadInput as error:
+        raise BadInput(f"standard input: {error}") from None
 
 
 def measured(box: Inventory, memory_read_bytes_s: float | None = None) -> Inventory:
