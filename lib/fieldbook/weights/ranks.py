@@ -1,0 +1,90 @@
+"""Weights on each pipeline stage, for one tensor-parallel rank of it, as vLLM holds them after loading."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from ..errors import BadInput
+from ..spec import ModelSpec
+from .component import Component, dtype_bytes, rank_bytes
+from .model import components, embedding, last_stage, lm_head, mtp_components, parts_with_embedding
+
+
+@dataclass(frozen=True)
+class RankWeights:
+    """Weights of one tensor-parallel rank of a stage, in bytes; by_component has them by group (attention, experts, embedding, mtp, ...)."""
+
+    stage: int
+    first_layer: int
+    layers: int
+    bytes: int
+    by_component: dict[str, int]
+
+
+def rank_weights(
+    spec: ModelSpec,
+    partition: Sequence[int],
+    *,
+    tensor_parallel_size: int,
+    expert_parallel: bool = False,
+    with_mtp: bool = True,
+    dtype: str | None = None,
+) -> list[RankWeights]:
+    """Weights per stage; partition has the layers of each, with_mtp says that the server drafts with the MTP layers (else vLLM does not load them).
+
+    dtype: what the server was told to use, else the checkpoint's. What 'Model loading took' counts besides weights is in buffer_bytes.
+    Raises BadInput for a layout that vLLM refuses.
+    """
+    if tensor_parallel_size < 1 or any(count < 0 for count in partition) or sum(partition) != len(spec.layers):
+        raise BadInput(f"partition {list(partition)} at tensor_parallel_size {tensor_parallel_size}: expected stages that add up to {len(spec.layers)} layers")
+    stages, first = [], 0
+    for stage, count in enumerate(partition):
+        held = [one for layer in spec.layers[first : first + count] for one in components(layer, spec)]
+        held += outside(spec, stage, len(partition), with_mtp)
+        grouped = _grouped(held, spec, tensor_parallel_size, expert_parallel, dtype)
+        stages.append(RankWeights(stage, first, count, sum(grouped.values()), grouped))
+        first += count
+    return stages
+
+
+def outside(spec: ModelSpec, stage: int, stages: int, with_mtp: bool = True) -> list[Component]:
+    """Weights of a stage besides its layers: embedding on the first, final norm, head and draft layers on the last, tied embeddings on both.
+
+    Sources: models/llama.py:LlamaModel and LlamaForCausalLM for the common case, qwen4_exp/nvidia/model.py for both on every stage. A draft model
+    shares the head; it shares the embedding only without pipeline parallelism (v1/worker/gpu/spec_decode/eagle/utils.py:maybe_share_target_embed).
+    """
+    first, last = stage == 0, stage == stages - 1
+    held: list[Component] = []
+    if first or spec.embeddings_on_every_stage or (last and spec.tie_word_embeddings):
+        held += [embedding(spec), *parts_with_embedding(spec)]
+    head_everywhere = spec.embeddings_on_every_stage and not spec.lm_head_on_last_stage
+    if not spec.tie_word_embeddings and (last or head_everywhere):
+        held.append(lm_head(spec))
+    if last:
+        held += last_stage(spec)
+        if with_mtp and spec.mtp_layers:
+            held += mtp_components(spec)
+            held += [replace(embedding(spec), name="mtp.embed_tokens")] if stages > 1 else []
+    return held
+
+
+def layer_rank_bytes(spec: ModelSpec, *, tensor_parallel_size: int, expert_parallel: bool = False, dtype: str | None = None) -> list[int]:
+    """Bytes of every decoder layer on one tensor-parallel rank: what a search over partitions adds up."""
+    return [sum(rank_bytes(one, spec, tensor_parallel_size, expert_parallel, dtype) for one in components(layer, spec)) for layer in spec.layers]
+
+
+def buffer_bytes(spec: ModelSpec, max_num_batched_tokens: int, dtype: str | None = None) -> int:
+    """Tables that 'Model loading took' counts besides weights, the same on every rank: the rotary table (layers/rotary_embedding/base.py) and, with
+    sparse latent attention, the top-k buffer in int32 (models/deepseek_v32/nvidia/model.py:DeepseekV32Model). One rotary table for the whole model;
+    partial rotation, which the spec does not tell, makes it smaller."""
+    attentions = [layer.attention for layer in spec.layers]
+    rotated = max((a.rope_head_dim or a.head_dim for a in attentions), default=0)
+    topk = max((a.indexer.topk for a in attentions if a.kind == "sparse_mla" and a.indexer), default=0)
+    return spec.max_position_embeddings * rotated * dtype_bytes(dtype or spec.dtype) + max_num_batched_tokens * topk * 4
+
+
+def _grouped(held: Iterable[Component], spec: ModelSpec, ranks: int, expert_parallel: bool, dtype: str | None) -> dict[str, int]:
+    grouped: Counter[str] = Counter()
+    for one in held:
+        grouped[one.group] += rank_bytes(one, spec, ranks, expert_parallel, dtype)
+    return dict(grouped)
