@@ -14,17 +14,12 @@ import yaml
 from fieldbook import bench, bootlog, files, inventory, patches, paths, receipts
 from fieldbook.inventory import capture
 
-# What bootlog.parse reads. Everything else in a log is about the machine.
-KEPT = re.compile(
-    "|".join([*(re.escape(needle) for needle, _ in bootlog.PHASES), "for KV cache on node", "using the V1 model runner", "Using V2 Model Runner", "LLM engine"])
-)
-
 
 def trim_log(text: str) -> str:
     """The lines of a boot log that are read later, cut where they name the machine."""
     kept = []
     for line in bootlog.clean(text).splitlines():
-        if KEPT.search(line):
+        if bootlog.is_read(line):
             line = re.sub(
                 r" with config: .*| non-default args: .*|(?<=Starting to load model) .*", lambda m: " non-default args" if "args" in m[0] else "", line
             )

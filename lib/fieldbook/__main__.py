@@ -49,6 +49,13 @@ def build_parser() -> argparse.ArgumentParser:
     sub = command("capture", "write this box's outputs for `inventory --from`, without serials, UUIDs and host names", run_capture)
     sub.add_argument("folder", metavar="DIR")
     sub.add_argument("--no-measure", action="store_true", help="do not measure the links")
+    sub = command("memory", "what each rank holds and how many tokens of KV pool come out", run_memory)
+    sub.add_argument("file", metavar="FILE")
+    sub.add_argument("--partition", metavar="41,37", help="layers of each stage, instead of what the params ask for")
+    sub.add_argument("--available-gib", metavar="19.35,18.16", help="KV space of each stage in GiB, instead of an estimate")
+    sub.add_argument("--from", dest="source", metavar="DIR|FILE", help="box whose GPUs are counted, instead of the params' own")
+    sub = command("bootlog", "read a vLLM start-up log", run_bootlog)
+    sub.add_argument("file", metavar="LOG", help="the log; -: standard input")
     sub = command("model", "prepare the weights that a params file names", run_model)
     sub.add_argument("file", metavar="FILE")
     sub = command("patches", "known defects of the vLLM installed here", run_patches)
@@ -130,6 +137,58 @@ def run_capture(arguments) -> int:
     written = sum(row["result"] == "written" for row in rows)
     text = f"{terminal.text_table(shown)}\n{written} files in {folder}, without serials, UUIDs and host names; look at them before you share them"
     _print(arguments, {"folder": str(folder), "files": rows}, text)
+    return 0
+
+
+def _numbers(text: str, option: str, kind: type) -> list:
+    try:
+        found = [kind(part) for part in text.split(",")]
+    except ValueError:
+        found = []
+    if not found or any(not 0 < number < 1e9 for number in found):
+        raise BadInput(f"{option}: got {text!r}, expected numbers above 0 with commas between, one for each stage")
+    return found
+
+
+def run_memory(arguments) -> int:
+    """`fieldbook memory`."""
+    from . import inventory, memory, memory_tables, params, partition, terminal
+    from .budget import Gpus
+
+    loaded = params.load(arguments.file)
+    spec = memory.model_spec(loaded.model.name)
+    split = partition.resolve_split(loaded.parallel, spec)
+    if arguments.partition:
+        split = tuple(_numbers(arguments.partition, "--partition", int))
+    if arguments.available_gib:
+        space = {"available_kv_gib": _numbers(arguments.available_gib, "--available-gib", float), "kv_cache_gib_per_rank": None}
+        loaded = memory_tables.with_engine(loaded, **space)
+    gpus = None
+    if loaded.engine.kv_cache_gib_per_rank is None and not loaded.engine.available_kv_gib:
+        box = inventory.read_captured(Path(arguments.source)) if arguments.source else inventory.read(loaded)
+        gpus = Gpus(tuple(gpu.memory_usable_bytes or gpu.memory_total_bytes for gpu in box.gpus))
+    pool = memory.pool(loaded, spec, split, gpus=gpus)
+    document = {
+        "model": spec.name, "partition": list(split), "tensor_parallel_size": loaded.parallel.tensor_parallel_size,
+        "ranks": memory_tables.document(pool), "binding_rank": pool.binding_rank, "pool_tokens": pool.pool_tokens, "blocks": pool.blocks,
+        "block_size_tokens": pool.block_size_tokens, "max_concurrency": round(pool.max_concurrency, 4), "not_counted": list(spec.not_counted),
+    }  # fmt: skip
+    _print(arguments, document, terminal.memory_text(loaded, spec, split, pool, gpus))
+    return 0
+
+
+def run_bootlog(arguments) -> int:
+    """`fieldbook bootlog`."""
+    from . import bootlog, terminal
+
+    file = Path(arguments.file)
+    if arguments.file != "-" and not file.is_file():
+        raise BadInput(f"bootlog: {file}: no such file; give vLLM's start-up log, or - for standard input")
+    log = bootlog.parse(sys.stdin.read() if arguments.file == "-" else file.read_text(encoding="utf-8", errors="replace"))
+    if log == bootlog.parse(""):
+        raise BadInput(f"bootlog: {arguments.file}: no line of a vLLM start-up log in it; give what the server printed while it started")
+    document = bootlog.bootlog_document(log)
+    _print(arguments, document, terminal.bootlog_text(document))
     return 0
 
 

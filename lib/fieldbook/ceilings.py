@@ -7,8 +7,8 @@ import time
 from . import memory, paths
 from .errors import BadInput
 from .inventory import Inventory
-from .memory import ModelSpec
 from .params import Params
+from .spec import ModelSpec
 
 # float32 operations of one core per clock cycle: two fused multiply-add units of 16, 8 or 4 lanes.
 FLOPS_PER_CYCLE = {"avx512f": 64, "avx2": 32, None: 16}
@@ -51,18 +51,18 @@ def peak_flops(box: Inventory) -> float:
     return (box.host.logical_cpus or 1) * HIGHEST_CLOCK_HZ * FLOPS_PER_CYCLE[widest]
 
 
-def decode_ceiling_tok_s(spec: ModelSpec, dtype_bytes: int, streams: int, read_bytes_s: float) -> float:
-    """Every step reads all weights once and gives each stream one token, so streams x bandwidth / weights bounds the rate."""
-    return streams * BANDWIDTH_MARGIN * read_bytes_s / memory.checkpoint_bytes(spec, dtype_bytes)
+def decode_ceiling_tok_s(spec: ModelSpec, dtype: str, streams: int, read_bytes_s: float) -> float:
+    """Every step reads the weights that its tokens pass and gives each stream one token, so streams x bandwidth / bytes read bounds the rate."""
+    return streams * BANDWIDTH_MARGIN * read_bytes_s / memory.step_bytes(spec, dtype)
 
 
 def prefill_ceiling_tok_s(spec: ModelSpec, flops: float) -> float:
-    """A prompt token costs two operations per layer parameter (lm_head runs once per prompt and attention adds to it: still a bound)."""
-    return flops / (2 * spec.num_hidden_layers * memory.layer_parameters(spec))
+    """A prompt token costs two operations per layer parameter it passes (lm_head runs once per prompt and attention adds to it: still a bound)."""
+    return flops / (2 * memory.active_parameters(spec))
 
 
 def by_metric(params: Params, spec: ModelSpec, read_bytes_s: float, flops: float) -> dict[str, float]:
     """Ceiling of every metric the benchmarks measure, in tokens per second."""
-    dtype_bytes = memory.DTYPE_BYTES[params.engine.dtype]
     found = {f"prefill_{n}_tok_s": prefill_ceiling_tok_s(spec, flops) for n in params.benchmarks.prefill_tokens}
-    return found | {f"decode_c{n}_tok_s": decode_ceiling_tok_s(spec, dtype_bytes, n, read_bytes_s) for n in params.benchmarks.decode_concurrency}
+    streams = params.benchmarks.decode_concurrency
+    return found | {f"decode_c{n}_tok_s": decode_ceiling_tok_s(spec, params.engine.dtype, n, read_bytes_s) for n in streams}

@@ -11,15 +11,14 @@ RANK_OVERHEAD_BYTES = 2**30
 
 def weights_bytes(params: Params, layers_per_stage: tuple[int, ...]) -> int:
     """Bytes of weights of all ranks together, on disk or in host memory."""
-    spec, last, tp = memory.model_spec(params.model.name), len(layers_per_stage) - 1, params.parallel.tensor_parallel_size
-    dtype_bytes = memory.DTYPE_BYTES[params.engine.dtype]
-    return tp * sum(memory.rank_weights_bytes(spec, n, r == 0, r == last, dtype_bytes, tp) for r, n in enumerate(layers_per_stage))
+    spec, tp = memory.model_spec(params.model.name), params.parallel.tensor_parallel_size
+    return tp * sum(stage.bytes for stage in memory.rank_weights_bytes(spec, params, layers_per_stage, tp))
 
 
 def host_weights_bytes(params: Params) -> int:
     """Weights that will lie in host memory: all of them on a CPU; on GPUs what --cpu-offload-gb of server.extra_args says, per rank and in GiB (vLLM)."""
     if params.engine.device == "cpu":
-        return memory.checkpoint_bytes(memory.model_spec(params.model.name), memory.DTYPE_BYTES[params.engine.dtype])
+        return memory.checkpoint_bytes(memory.model_spec(params.model.name), params.engine.dtype)
     words = [part for word in params.server.extra_args for part in word.split("=", 1)]
     ranks = params.parallel.tensor_parallel_size * params.parallel.pipeline_parallel_size
     asked = [words[i + 1] for i, word in enumerate(words[:-1]) if word in ("--cpu-offload-gb", "--cpu_offload_gb")]
@@ -40,7 +39,7 @@ def check(params: Params, layers_per_stage: tuple[int, ...], inventory: dict[str
     total = sum(layers_per_stage)
     gate(
         "layer split",
-        total == spec.num_hidden_layers,
+        total == spec.num_hidden_layers and min(layers_per_stage) > 0,
         f"{'+'.join(map(str, layers_per_stage))} = {total} layers",
         f"{list(layers_per_stage)} has {total} of {spec.num_hidden_layers} layers",
     )
@@ -52,7 +51,8 @@ def check(params: Params, layers_per_stage: tuple[int, ...], inventory: dict[str
         f"{engine.device} is there",
         "engine.device is cuda, but NVML shows no GPU; set cpu, or install the driver",
     )
-    if engine.device == "cpu":
+    # A split of another number of layers has no weights to count; its own gate refuses it.
+    if engine.device == "cpu" and total == spec.num_hidden_layers and min(layers_per_stage) > 0:
         tp = params.parallel.tensor_parallel_size
         needed = weights_bytes(params, layers_per_stage) + tp * len(layers_per_stage) * (engine.kv_cache_gib_per_rank * memory.GIB + RANK_OVERHEAD_BYTES)
         told = [inventory["host"][name] for name in ("memory_available_bytes", "memory_total_bytes")]

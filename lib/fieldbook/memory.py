@@ -1,51 +1,42 @@
 """Memory accounting from first principles: what each pipeline rank holds and how many tokens of KV pool come out.
 
-Bytes inside; GiB is 2**30 bytes and appears only when shown. Needs the model's config.json, no weights and no torch.
+Bytes inside; GiB is 2**30 bytes and appears only when shown. Needs the model's config.json, no weights and no torch. The parts: `configs` reads the
+shape, `weights` counts weights, `kv` pages, groups and blocks, `budget` what is left for them; here they make one ledger.
 """
 
-import json
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from . import paths
+from . import budget, configs, kv, paths, weights
+from .budget import Budget, Gpus
 from .errors import BadInput
+from .schema import Params
+from .spec import Layer, ModelSpec
+from .weights.ranks import outside
 
 GIB = 2**30
+HIGHEST_GIB = 1_000_000_000  # no card has as much; the same limit as the command's options
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-
-# Tokens of one KV block, by device, for vLLM 0.30: platforms/cpu.py sets 128 when the user gave none (one block then fills
-# the tile of the CPU attention kernel); on CUDA config/cache.py defaults to 16 for dense attention.
-BLOCK_SIZE_TOKENS = {"0.30": {"cpu": 128, "cuda": 16}}
-
-
-@dataclass(frozen=True)
-class ModelSpec:
-    """Shape of a dense decoder with grouped-query attention (LlamaForCausalLM). Counts, not bytes."""
-
-    name: str
-    architecture: str
-    num_hidden_layers: int
-    hidden_size: int
-    intermediate_size: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
-    vocab_size: int
-    tie_word_embeddings: bool
-    max_position_embeddings: int
 
 
 @dataclass(frozen=True)
 class RankLedger:
-    """One pipeline stage: its layers, weights, KV bytes per token and the blocks its space holds."""
+    """One pipeline stage (each of its TP ranks alike): layers, weights, KV bytes per token and the blocks its space holds. Bytes throughout."""
 
     rank: int
     layers: int
+    draft_layers: int
+    indexers: int
     weights_bytes: int
+    weights_by_component: dict[str, int]
     kv_bytes_per_token: int
+    sliding_bytes_per_token: int
+    state_bytes: int
     kv_bytes_per_block: int
     available_kv_bytes: int
     blocks: int
+    budget: Budget | None
 
 
 @dataclass(frozen=True)
@@ -53,8 +44,10 @@ class Pool:
     """KV pool of a layout: every rank gets the smallest rank's block count (vLLM: kv_cache_utils.get_kv_cache_configs)."""
 
     ranks: tuple[RankLedger, ...]
+    groups: tuple[kv.GroupLedger, ...]
     block_size_tokens: int
     blocks: int
+    blocks_per_request: int
     binding_rank: int
     pool_tokens: int
     max_concurrency: float
@@ -63,157 +56,229 @@ class Pool:
 @lru_cache
 def model_spec(name: str) -> ModelSpec:
     """Read data/models/<name>/config.json. Raises BadInput for a missing file, a missing key or an architecture not covered."""
-    file = paths.model_config_dir(name) / "config.json"
-    shown = f"data/models/{name}/config.json"
-    if not file.is_file():
+    folder = paths.model_config_dir(name)
+    if not (folder / "config.json").is_file():
         have = sorted(p.parent.name for p in paths.model_config_dir("").glob("*/config.json"))
-        raise BadInput(f"model.name: got {name!r}, but there is no {shown}; known models: {', '.join(have) or 'none'}")
-    try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise BadInput(f"{shown}: not JSON: {error}") from None
-    if not isinstance(config, dict):
-        raise BadInput(f"{shown}: not a model config, which is a mapping of keys to values")
-    architecture = (config.get("architectures") or ["?"])[0]
-    if architecture != "LlamaForCausalLM":
-        raise BadInput(f"{shown}: architecture {architecture} is not covered yet; memory accounting knows LlamaForCausalLM")
-    if config.get("quantization_config"):
-        raise BadInput(f"{shown}: quantized weights are not covered yet; memory accounting knows float32, bfloat16 and float16")
-    try:
-        heads = config["num_attention_heads"]
-        return ModelSpec(
-            name=name,
-            architecture=architecture,
-            num_hidden_layers=config["num_hidden_layers"],
-            hidden_size=config["hidden_size"],
-            intermediate_size=config["intermediate_size"],
-            num_attention_heads=heads,
-            num_key_value_heads=config.get("num_key_value_heads") or heads,
-            head_dim=config.get("head_dim") or config["hidden_size"] // heads,
-            vocab_size=config["vocab_size"],
-            tie_word_embeddings=config.get("tie_word_embeddings", False),
-            max_position_embeddings=config["max_position_embeddings"],
+        raise BadInput(f"model.name: got {name!r}, but there is no data/models/{name}/config.json; known models: {', '.join(have) or 'none'}")
+    return configs.load(folder, name)
+
+
+def heads(spec: ModelSpec) -> tuple[int, int]:
+    """(attention heads, KV heads) that tensor parallelism has to divide: the most heads of a layer, the fewest KV heads. (1, 1) without attention."""
+    own = [layer.attention for layer in spec.layers if layer.attention.heads]
+    return (max(a.heads for a in own), min(a.kv_heads or a.heads for a in own)) if own else (1, 1)
+
+
+def rank_weights_bytes(spec: ModelSpec, params: Params, split: tuple[int, ...] | list[int], tensor_parallel_size: int) -> list[weights.RankWeights]:
+    """Weights of one TP rank of every stage: weights.rank_weights, with the layers added up from sums that a search over splits finds once."""
+    stages, mtp, dtype = len(split), params.engine.draft_tokens > 0, params.engine.dtype
+    if sum(split) != spec.num_hidden_layers or min(split) < 1 or tensor_parallel_size < 1:
+        # It says what is wrong.
+        return weights.rank_weights(spec, list(split), tensor_parallel_size=tensor_parallel_size, with_mtp=mtp, dtype=dtype)
+    layers, found, first = _layers_by_component(spec, tensor_parallel_size, dtype), [], 0
+    for stage, count in enumerate(split):
+        groups: Counter[str] = Counter()
+        for one in layers[first : first + count]:
+            groups.update(one)
+        groups.update(_outside_by_component(spec, stage == 0, stage == stages - 1, mtp, tensor_parallel_size, dtype))
+        found.append(weights.RankWeights(stage, first, count, sum(groups.values()), dict(groups)))
+        first += count
+    return found
+
+
+@lru_cache(maxsize=64)
+def _layers_by_component(spec: ModelSpec, tp: int, dtype: str) -> tuple[dict[str, int], ...]:
+    """Bytes of every layer on one TP rank, by component."""
+    return tuple(_by_component(weights.components(layer, spec), spec, tp, dtype) for layer in spec.layers)
+
+
+@lru_cache(maxsize=64)
+def _outside_by_component(spec: ModelSpec, first: bool, last: bool, mtp: bool, tp: int, dtype: str) -> dict[str, int]:
+    """Bytes of a stage besides its layers, which depend on where it stands and not on how many stages lie between."""
+    stage, stages = (0, 1 if last else 2) if first else (1, 2 if last else 3)
+    return _by_component(outside(spec, stage, stages, mtp), spec, tp, dtype)
+
+
+def _by_component(held: list[weights.Component], spec: ModelSpec, tp: int, dtype: str) -> dict[str, int]:
+    groups: Counter[str] = Counter()
+    for one in held:
+        groups[one.group] += weights.rank_bytes(one, spec, tp, False, dtype)
+    return dict(groups)
+
+
+def checkpoint_bytes(spec: ModelSpec, dtype: str | None = None) -> int:
+    """Bytes of all weights as they are loaded on one rank: in the server's dtype where they are not quantized, tied embeddings once."""
+    return weights.rank_weights(spec, [spec.num_hidden_layers], tensor_parallel_size=1, with_mtp=False, dtype=dtype)[0].bytes
+
+
+def step_bytes(spec: ModelSpec, dtype: str | None = None) -> int:
+    """Bytes of weights that a decode step of one token reads at least: layers with the experts of one token, final norm and lm_head."""
+    plain = DTYPE_BYTES[dtype or spec.dtype]
+    total = (spec.vocab_size + 1) * spec.hidden_size * plain
+    for layer in spec.layers:
+        for one in weights.components(layer, spec):
+            total += round(weights.rank_bytes(one, spec, 1, False, dtype) * _share(one, layer))
+    return total
+
+
+def _share(one: weights.Component, layer: Layer) -> float:
+    """Part of a weight that one token passes."""
+    return layer.mlp.experts_per_token / layer.mlp.experts if one.sharding == "experts" and layer.mlp.experts else 1.0
+
+
+def active_parameters(spec: ModelSpec) -> int:
+    """Parameters of the layers that one token passes: everything but the experts it is not sent to. Embedding and lm_head are not counted."""
+    total = 0
+    for layer in spec.layers:
+        for one in weights.components(layer, spec):
+            total += round(one.parameters * _share(one, layer))
+    return total
+
+
+def available_kv_bytes(
+    spec: ModelSpec, params: Params, split: tuple[int, ...] | list[int], held: list[weights.RankWeights], tp: int, gpus: Gpus | None
+) -> list[tuple[int, Budget | None]]:
+    """(KV space, budget) of every stage: what the params give, or the share of the GPU's memory that is left.
+
+    An earlier run's terms are used when it had as many stages. Raises BadInput when nothing tells the space.
+    """
+    engine, stages = params.engine, len(split)
+    if engine.kv_cache_gib_per_rank is not None:
+        return [(engine.kv_cache_gib_per_rank * GIB, None)] * stages
+    # Given for one layout, the space says nothing of another with more or fewer stages: that one is estimated where the GPUs are known.
+    if engine.available_kv_gib and (len(engine.available_kv_gib) in (1, stages) or gpus is None):
+        given = engine.available_kv_gib if len(engine.available_kv_gib) == stages else engine.available_kv_gib * stages
+        if len(given) != stages:
+            raise BadInput(f"engine.available_kv_gib: got {len(engine.available_kv_gib)} values for {stages} stages; give one for each, or one for all")
+        if any(not 0 < gib < HIGHEST_GIB for gib in given):
+            # YAML's .inf passes for a number above 0.
+            raise BadInput(f"engine.available_kv_gib: got {list(given)}, expected GiB of each stage, above 0 and below {HIGHEST_GIB:,}")
+        return [(int(gib * GIB), None) for gib in given]
+    cards = (gpus.total_bytes if gpus else ())[: stages * tp]
+    known = [size for size in cards if size and size > 0]
+    if len(known) < stages * tp:
+        # A card of unknown size keeps its place: leaving it out would give its rank the memory of the next one.
+        seen = f"{len(known)} GPUs whose memory is known"
+        raise BadInput(f"engine.available_kv_gib: missing, and the box has {seen} for {stages * tp} ranks; give the KV space of each stage in GiB")
+    found, first = [], 0
+    for stage, count in enumerate(split):
+        total = min(cards[stage * tp : (stage + 1) * tp])
+        terms = budget.estimate(
+            spec,
+            range(first, first + count),
+            total_bytes=total,
+            gpu_memory_utilization=engine.gpu_memory_utilization,
+            weights_bytes=held[stage].bytes,
+            buffers_bytes=weights.buffer_bytes(spec, engine.max_num_batched_tokens, engine.dtype) if count else 0,
+            tensor_parallel_size=tp,
+            pipeline_parallel_size=stages,
+            max_num_batched_tokens=engine.max_num_batched_tokens,
+            max_num_seqs=engine.max_num_seqs,
+            dtype_bytes=DTYPE_BYTES[engine.dtype],
+            enforce_eager=engine.enforce_eager,
+            last=stage == stages - 1,
+            draft_tokens=engine.draft_tokens,
         )
-    except KeyError as error:
-        raise BadInput(f"{shown}: key {error} is missing") from None
+        if gpus and len(gpus.terms) == stages:
+            terms = budget.calibrated(terms, gpus.terms[stage])
+        if terms.available_bytes <= 0:
+            # Before any block is counted: a negative space would show as an empty pool, and nothing would say what fills the card.
+            raise BadInput(f"rank {stage}: {_overfull(terms, engine.gpu_memory_utilization)}")
+        found.append((terms.available_bytes, terms))
+        first += count
+    return found
 
 
-def layer_parameters(spec: ModelSpec) -> int:
-    """Parameters of one decoder layer: q, k, v, o, gate, up, down and two norms (vLLM: models/llama.py:LlamaDecoderLayer)."""
-    return layer_parameters_of_rank(spec, 1)
+def _overfull(terms: Budget, utilization: float) -> str:
+    """Why nothing is left for a cache: what the rank holds, and what would be right."""
+    share, held = terms.requested_bytes / GIB, (terms.weights_bytes + terms.buffers_bytes) / GIB
+    besides = (terms.other_bytes - terms.buffers_bytes) / GIB
+    return (
+        f"no KV space is left: {held:.2f} GiB of weights and {besides:.2f} GiB besides ({terms.evidence}) fill the {share:.2f} GiB that "
+        f"engine.gpu_memory_utilization {utilization:g} takes of {terms.total_bytes / GIB:.2f} GiB; give it fewer layers or more ranks, "
+        "or raise engine.gpu_memory_utilization"
+    )
 
 
-def layer_parameters_of_rank(spec: ModelSpec, tensor_parallel_size: int) -> int:
-    """Parameters of one decoder layer on one TP rank: heads and MLP width are divided, KV heads until one is left, norms are replicated."""
-    query_width = spec.num_attention_heads * spec.head_dim // tensor_parallel_size
-    kv_width = max(1, spec.num_key_value_heads // tensor_parallel_size) * spec.head_dim
-    attention = spec.hidden_size * (query_width + 2 * kv_width) + query_width * spec.hidden_size
-    return attention + 3 * spec.hidden_size * spec.intermediate_size // tensor_parallel_size + 2 * spec.hidden_size
+def pool_after(params: Params, spec: ModelSpec, split: tuple[int, ...] | list[int], logged_gib: dict[int, float], gpus: Gpus | None) -> tuple[Pool, int | None]:
+    """(pool, tokens that the log's rounding can make) once the boot log has told each stage's KV space.
 
-
-def embedding_parameters(spec: ModelSpec) -> int:
-    """Parameters of the token embedding, and of lm_head."""
-    return spec.vocab_size * spec.hidden_size
-
-
-def rank_weights_bytes(spec: ModelSpec, layers: int, first: bool, last: bool, dtype_bytes: int, tensor_parallel_size: int = 1) -> int:
-    """Bytes of weights on one rank of a pipeline stage.
-
-    The embedding lies on the first stage, final norm and lm_head on the last. Tied embeddings are held by both ends when these
-    are different ranks, once when they are the same (vLLM: models/llama.py:LlamaModel.__init__, LlamaForCausalLM.__init__).
+    Where the params gave the space there is nothing to round. None: the log does not tell the space of every stage, so the pool rests on estimates.
     """
-    embedding = embedding_parameters(spec) // tensor_parallel_size
-    parameters = layers * layer_parameters_of_rank(spec, tensor_parallel_size)
-    if first:
-        parameters += embedding
-    if last:
-        parameters += spec.hidden_size
-        if not (first and spec.tie_word_embeddings):
-            parameters += embedding
-    return parameters * dtype_bytes
+    given = params.engine.kv_cache_gib_per_rank is not None or bool(params.engine.available_kv_gib)
+    if given or any(stage not in logged_gib for stage in range(len(split))):
+        return pool(params, spec, split, gpus=gpus), 0 if given else None
+    told = params.engine.model_copy(update={"available_kv_gib": [logged_gib[stage] for stage in range(len(split))]})
+    found = pool(params.model_copy(update={"engine": told}), spec, split)
+    tight = found.ranks[found.binding_rank]
+    # The log prints two decimals, so the true value lies up to 0.005 GiB away.
+    return found, round(0.005 * GIB / tight.kv_bytes_per_block * found.block_size_tokens) + found.block_size_tokens
 
 
-def checkpoint_bytes(spec: ModelSpec, dtype_bytes: int) -> int:
-    """Bytes of all weights in a checkpoint, tied embeddings stored once."""
-    return rank_weights_bytes(spec, spec.num_hidden_layers, True, True, dtype_bytes)
+def cache_dtype(spec: ModelSpec, params: Params) -> str:
+    """The KV cache's type: as asked, else what the checkpoint names ('auto' then), else the dtype that the server was told to use."""
+    scheme = spec.quantization.kv_cache_scheme if spec.quantization else None
+    return params.engine.dtype if params.engine.kv_cache_dtype == "auto" and not scheme else params.engine.kv_cache_dtype
 
 
-def kv_bytes_per_token_per_layer(spec: ModelSpec, tensor_parallel_size: int, dtype_bytes: int) -> int:
-    """K and V of one token in one layer on one rank (vLLM: v1/kv_cache_interface.py:FullAttentionSpec).
-
-    TP divides the KV heads until one is left on each rank.
-    """
-    local_heads = max(1, spec.num_key_value_heads // tensor_parallel_size)
-    return 2 * local_heads * spec.head_dim * dtype_bytes
-
-
-def blocks_that_fit(available_kv_bytes: int, kv_bytes_per_block: int) -> int:
-    """Whole blocks in the space of one rank (vLLM: kv_cache_utils.get_num_blocks)."""
-    return available_kv_bytes // kv_bytes_per_block
-
-
-def pool_tokens(blocks: int, block_size_tokens: int, max_model_len: int) -> int:
-    """The figure vLLM logs: int(concurrency x max_model_len), concurrency = blocks / blocks of one longest request.
-
-    It equals blocks x block size only when max_model_len is a multiple of the block size, because the last block of a request
-    is counted whole (vLLM: kv_cache_utils.get_kv_cache_capacity).
-    """
-    blocks_per_request = -(-max_model_len // block_size_tokens)
-    return int(blocks / blocks_per_request * max_model_len)
-
-
-def block_size_tokens(device: str, vllm_release: str = "0.30") -> int:
-    """vLLM's default block size for dense attention. Raises BadInput for a release the table does not know."""
-    try:
-        return BLOCK_SIZE_TOKENS[vllm_release][device]
-    except KeyError:
-        raise BadInput(f"block size of vLLM {vllm_release} on {device} is not known; known releases: {', '.join(BLOCK_SIZE_TOKENS)}") from None
-
-
-def predict_pool(
+def pool(
+    params: Params,
     spec: ModelSpec,
-    layers_per_stage: list[int],
-    available_kv_bytes: list[int],
+    split: tuple[int, ...] | list[int],
     *,
-    dtype_bytes: int,
-    tensor_parallel_size: int,
-    max_model_len: int,
-    block_size: int,
+    tensor_parallel_size: int | None = None,
+    gpus: Gpus | None = None,
+    must_fit: bool = True,
 ) -> Pool:
-    """Ledger of every stage and the pool that the smallest one leaves to all.
+    """Ledger of every stage and the pool that the smallest one leaves to all, for one split with these params.
 
-    layers_per_stage and available_kv_bytes have one entry per stage; bytes and tokens as named.
-    Raises BadInput when not even one request of max_model_len fits, as vLLM does.
+    Raises BadInput when not even one request of max_model_len fits, as vLLM does, unless must_fit is False.
     """
-    last = len(layers_per_stage) - 1
-    per_layer = kv_bytes_per_token_per_layer(spec, tensor_parallel_size, dtype_bytes)
-    ranks = []
-    for rank, (layers, available) in enumerate(zip(layers_per_stage, available_kv_bytes, strict=True)):
-        per_token = layers * per_layer
-        ranks.append(
-            RankLedger(
-                rank=rank,
-                layers=layers,
-                weights_bytes=rank_weights_bytes(spec, layers, rank == 0, rank == last, dtype_bytes, tensor_parallel_size),
-                kv_bytes_per_token=per_token,
-                kv_bytes_per_block=per_token * block_size,
-                available_kv_bytes=available,
-                blocks=blocks_that_fit(available, per_token * block_size),
-            )
+    engine, tp = params.engine, tensor_parallel_size or params.parallel.tensor_parallel_size
+    held = rank_weights_bytes(spec, params, split, tp)
+    space = available_kv_bytes(spec, params, split, held, tp, gpus)
+    found = kv.pool(
+        # Convolution states lie in the server's dtype, which need not be the checkpoint's.
+        replace(spec, dtype=engine.dtype),
+        list(split),
+        [available for available, _ in space],
+        max_model_len=engine.max_model_len,
+        tensor_parallel_size=tp,
+        cache_dtype=cache_dtype(spec, params),
+        block_size=engine.block_size_tokens,
+        release=engine.vllm_release,
+        draft_tokens=engine.draft_tokens,
+        index_sharing=engine.index_sharing,
+        state_mode="align" if engine.prefix_caching else "none",
+        device=engine.device,
+        in_flight_tokens=kv.in_flight_tokens(engine.max_num_batched_tokens, len(split), async_scheduling=engine.device != "cpu"),
+        must_fit=must_fit,
+    )
+    ranks = tuple(
+        RankLedger(
+            rank=one.rank,
+            layers=one.layers,
+            draft_layers=one.draft_layers,
+            indexers=one.indexers,
+            weights_bytes=held[one.rank].bytes,
+            weights_by_component=held[one.rank].by_component,
+            kv_bytes_per_token=one.kv_bytes_per_token,
+            sliding_bytes_per_token=one.sliding_bytes_per_token,
+            state_bytes=one.state_bytes,
+            kv_bytes_per_block=one.bytes_per_block,
+            available_kv_bytes=one.available_kv_bytes,
+            blocks=one.blocks,
+            budget=space[one.rank][1],
         )
-    binding = min(ranks, key=lambda r: r.blocks)
-    blocks_per_request = -(-max_model_len // block_size)
-    # One block of the pool is vLLM's null block and never holds tokens (kv_cache_utils: admission check).
-    if binding.blocks - 1 < blocks_per_request:
-        raise BadInput(
-            f"rank {binding.rank} has room for {binding.blocks} KV blocks of {block_size} tokens, but one request of {max_model_len} tokens needs "
-            f"{blocks_per_request} and the null block; give it more KV space or shorten engine.max_model_len"
-        )
+        for one in found.ranks
+    )
     return Pool(
-        ranks=tuple(ranks),
-        block_size_tokens=block_size,
-        blocks=binding.blocks,
-        binding_rank=binding.rank,
-        pool_tokens=pool_tokens(binding.blocks, block_size, max_model_len),
-        max_concurrency=binding.blocks / blocks_per_request,
+        ranks=ranks,
+        groups=found.groups,
+        block_size_tokens=found.block_size_tokens,
+        blocks=found.blocks,
+        blocks_per_request=found.blocks_per_request,
+        binding_rank=found.binding_rank,
+        pool_tokens=found.pool_tokens,
+        max_concurrency=found.max_concurrency,
     )

@@ -125,19 +125,19 @@ def _check_against_model(params: Params, where: str) -> None:
         spec = memory.model_spec(params.model.name)
     except BadInput as error:
         raise BadInput(f"{where}: {error}") from None
+    attention_heads, kv_heads = memory.heads(spec)
     arms = {"parallel": params.parallel, "verdict.baseline": params.verdict.baseline}
     for key, arm in arms.items():
         tp, pp, split = arm.tensor_parallel_size, arm.pipeline_parallel_size, arm.layer_partition
-        if spec.num_attention_heads % tp:
-            fitting = [n for n in range(1, spec.num_attention_heads + 1) if spec.num_attention_heads % n == 0]
+        if attention_heads % tp:
+            fitting = [n for n in range(1, attention_heads + 1) if attention_heads % n == 0]
             raise BadInput(
-                f"{where}: {key}.tensor_parallel_size: got {tp}, which does not divide the {spec.num_attention_heads} attention heads of {params.model.name}; "
+                f"{where}: {key}.tensor_parallel_size: got {tp}, which does not divide the {attention_heads} attention heads of {params.model.name}; "
                 f"one of {', '.join(map(str, fitting))} would"
             )
-        if spec.num_key_value_heads % tp and tp % spec.num_key_value_heads:
+        if kv_heads % tp and tp % kv_heads:
             raise BadInput(
-                f"{where}: {key}.tensor_parallel_size: got {tp}, but the {spec.num_key_value_heads} KV heads of "
-                f"{params.model.name} must be divided by it or divide it"
+                f"{where}: {key}.tensor_parallel_size: got {tp}, but the {kv_heads} KV heads of {params.model.name} must be divided by it or divide it"
             )
         if pp > spec.num_hidden_layers:
             raise BadInput(

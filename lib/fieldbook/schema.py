@@ -31,12 +31,22 @@ class Model(Section):
 class Engine(Section):
     device: Literal["cpu", "cuda"] = Field("cuda", description="what vLLM runs on")
     dtype: Literal["float32", "bfloat16", "float16"] = Field("bfloat16", description="weights and activations")
-    kv_cache_dtype: Literal["auto"] = Field("auto", description="KV cache element type; auto: as dtype")
+    kv_cache_dtype: Literal["auto", "bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2", "fp8_ds_mla", "nvfp4_ds_mla"] = Field(
+        "auto", description="KV cache element type or layout; auto: as dtype, or as the checkpoint says"
+    )
+    block_size_tokens: Positive | None = Field(None, description="tokens of a KV block; empty: vLLM's default for device and attention")
     max_model_len: Positive = Field(description="longest request, prompt and completion, in tokens")
     max_num_seqs: Positive = Field(8, description="most requests in one step")
     max_num_batched_tokens: Positive = Field(2048, description="most tokens in one step")
     enforce_eager: bool = Field(False, description="no torch.compile and no graphs")
     kv_cache_gib_per_rank: Positive | None = Field(None, description="KV space of each CPU rank in GiB (VLLM_CPU_KVCACHE_SPACE takes whole ones)")
+    available_kv_gib: list[Annotated[float, Field(gt=0)]] = Field([], description="KV space of each stage in GiB where it is known, e.g. from a boot log")
+    prefix_caching: bool = Field(True, description="reuse of equal prompt beginnings; recurrent layers keep more states for it")
+    draft_tokens: int = Field(0, ge=0, description="tokens that multi-token prediction drafts; 0: no speculative decoding")
+    index_sharing: Literal["stock", "clean", "relay", "flip"] = Field(
+        "stock", description="layers that share top-k indices: stock vLLM, cuts on owning layers only, indices relayed, or leading layers compute their own"
+    )
+    vllm_release: str = Field("0.30", pattern=r"^0\.\d+(\.\d+)?$", description="release whose arithmetic is used, e.g. 0.30")
     gpu_memory_utilization: float = Field(0.9, gt=0, le=1, description="share of each GPU's memory that vLLM may use")
     omp_threads_per_rank: Positive | None = Field(None, description="OpenMP threads of each CPU rank")
     patches: Literal["needed", "none"] = Field("needed", description="needed: mend the known defects that this box would meet")

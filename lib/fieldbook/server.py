@@ -62,6 +62,14 @@ def command_line(params: Params, arm: Parallel | Baseline, layers_per_stage: tup
     argv += ["--tensor-parallel-size", str(arm.tensor_parallel_size), "--pipeline-parallel-size", str(arm.pipeline_parallel_size)]
     if engine.enforce_eager:
         argv += ["--enforce-eager"]
+    if engine.kv_cache_dtype != "auto":
+        argv += ["--kv-cache-dtype", engine.kv_cache_dtype]
+    if engine.block_size_tokens:
+        argv += ["--block-size", str(engine.block_size_tokens)]
+    if not engine.prefix_caching:
+        argv += ["--no-enable-prefix-caching"]
+    if engine.draft_tokens:
+        argv += ["--speculative-config", json.dumps({"method": "mtp", "num_speculative_tokens": engine.draft_tokens})]
     env = dict(QUIET_ENV)
     if engine.device == "cpu":
         env["VLLM_CPU_KVCACHE_SPACE"] = str(engine.kv_cache_gib_per_rank)

@@ -6,6 +6,7 @@ from .receipts import Figure
 
 INK, GRID = "#24292f", "#d0d7de"
 ACCENT, SECOND, QUIET = "#b45309", "#0f766e", "#94a3b8"
+STACK = ("#0f766e", "#4c9f95", "#8ac4bb", "#64748b", "#94a3b8", "#cbd5e1", "#b45309", "#f0c078", "#9d4edd", "#c2255c", "#4c6ef5", "#2b8a3e")
 VEGA_LITE_VERSION, VEGA_LITE_MIME = "5.20", "application/vnd.vegalite.v5+json"
 
 
@@ -103,6 +104,29 @@ def bars(rows: list[dict[str, Any]], category: str, value: str, title: str, colo
     marks = base.mark_bar(height=16).encode(color=tint)
     labels = base.mark_text(align="left", dx=4, color=INK, fontSize=12).encode(text=alt.Text("shown:N"))
     return marks + labels
+
+
+def stacked(rows: list[dict[str, Any]], category: str, value: str, part: str, title: str, limits: list[dict[str, Any]] | None = None, width: int = 560):
+    """Horizontal bars made of parts, in the order of the rows; limits are upright lines across a bar, one row each with the same category and value."""
+    import altair as alt
+
+    parts = list(dict.fromkeys(row[part] for row in rows))
+    order = [{**row, "order": parts.index(row[part])} for row in rows]
+    colours = [STACK[i % len(STACK)] for i in range(len(parts))]
+    y = alt.Y(f"{category}:N", sort=None, title=None)
+    bars_ = (
+        alt.Chart(alt.Data(values=order), width=width, height=alt.Step(34))
+        .mark_bar(height=22)
+        .encode(
+            y=y,
+            x=alt.X(f"sum({value}):Q", title=title, axis=alt.Axis(tickCount=6)),
+            color=alt.Color(f"{part}:N", title=None, sort=None, scale=alt.Scale(domain=parts, range=colours), legend=alt.Legend(orient="bottom", columns=3)),
+            order=alt.Order("order:Q"),
+        )
+    )
+    if not limits:
+        return bars_
+    return bars_ + alt.Chart(alt.Data(values=limits)).mark_tick(color=INK, thickness=2, size=30).encode(y=y, x=alt.X(f"{value}:Q"))
 
 
 def dots(rows: list[dict[str, Any]], category: str, value: str, colour: str, title: str, width: int = 560):

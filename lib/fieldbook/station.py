@@ -14,6 +14,7 @@ import yaml
 
 from . import files, paths, processes, receipts
 from . import params as params_module
+from .budget import Gpus, LoggedTerms
 from .errors import BadInput, GateFailed
 from .params import Params
 from .receipts import Evidence, Figure, Receipt
@@ -61,6 +62,27 @@ class Station:
         if not receipts.is_current(receipt, self.params):
             raise GateFailed(f"{self.notebook} needs {name}, which did not pass: {receipt.verdict if receipt else 'no receipt'}")
         return receipt
+
+    def gpus(self) -> Gpus | None:
+        """The GPUs' memory from notebook 01, and what the log of an earlier run of this box told; None where the params give the KV space."""
+        engine, layouts = self.params.engine, (self.params.parallel, self.params.verdict.baseline)
+        given = len(engine.available_kv_gib)
+        if engine.kv_cache_gib_per_rank is not None or (given and all(given in (1, one.pipeline_parallel_size) for one in layouts)):
+            return None
+        found = self.earlier(1).data["inventory"]["gpus"]
+        # A card of unknown size keeps its place: the ranks behind it must not move up.
+        return Gpus(tuple(gpu["memory_usable_bytes"] or gpu["memory_total_bytes"] for gpu in found), self._earlier_terms())
+
+    def _earlier_terms(self) -> tuple[LoggedTerms, ...]:
+        """Terms of the newest run of this box with the same model and layout that came to serve; empty without one."""
+        runs = sorted(p for p in paths.reports_dir().glob(f"{self.params.box.name}/*/05_server_launch.json") if p.parent != self.run_dir)
+        for file in reversed(runs):
+            receipt = receipts.read(file.parent, "05_server_launch")
+            # Everything in these sections moves the terms: layout, longest request, tokens of a step, graphs, drafting.
+            same = receipt and receipt.passed and all(receipt.params.get(key) == self.params.shareable()[key] for key in ("model", "parallel", "engine"))
+            if same and receipt.data.get("measured_terms"):
+                return tuple(LoggedTerms(**row) for row in receipt.data["measured_terms"])
+        return ()
 
     @contextmanager
     def clock(self, what: str) -> Iterator[None]:

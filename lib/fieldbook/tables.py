@@ -8,7 +8,7 @@ from .arms import Boot, layout_name
 from .bench import Sample
 from .inventory import Finding, Gpu, Inventory, Measurement, cpu_ranges
 from .inventory.links import nearness
-from .memory import ModelSpec, Pool
+from .memory import Pool
 from .params import Baseline, Parallel
 from .partition import Candidate
 from .receipts import Figure
@@ -227,42 +227,6 @@ def gaps(box: Inventory) -> Rows:
     return [{"what is missing or odd": text} for text in [*box.incomplete, *box.notes, *silent]] or [{"what is missing or odd": "nothing"}]
 
 
-def shape(spec: ModelSpec, dtype_bytes: int) -> Rows:
-    """What of the model's config the arithmetic uses."""
-    return pairs(
-        {
-            "layers": spec.num_hidden_layers,
-            "hidden size h": spec.hidden_size,
-            "MLP width f": spec.intermediate_size,
-            "attention heads": spec.num_attention_heads,
-            "KV heads": spec.num_key_value_heads,
-            "head size": spec.head_dim,
-            "query width q": spec.num_attention_heads * spec.head_dim,
-            "KV width k": spec.num_key_value_heads * spec.head_dim,
-            "vocabulary v": spec.vocab_size,
-            "embeddings tied": spec.tie_word_embeddings,
-            "bytes per element b": dtype_bytes,
-        }
-    )
-
-
-def ledger(pool: Pool) -> Rows:
-    """Every rank's weights, KV space, bytes and blocks."""
-    return [
-        {
-            "rank": r.rank,
-            "layers": r.layers,
-            "weights GiB": gib(r.weights_bytes),
-            "KV space GiB": gib(r.available_kv_bytes),
-            "B per token": r.kv_bytes_per_token,
-            "B per block": r.kv_bytes_per_block,
-            "blocks": r.blocks,
-            "binds": r.rank == pool.binding_rank,
-        }
-        for r in pool.ranks
-    ]
-
-
 def layouts(arms: list[tuple[Parallel | Baseline, tuple[int, ...], Pool]]) -> Rows:
     """Pool of each layout, for the chart."""
     return [{"layout": layout_name(arm, split), "tokens": pool.pool_tokens} for arm, split, pool in arms]
@@ -312,14 +276,6 @@ def defects(rows: Rows) -> Rows:
 def startup(booted: Boot) -> Rows:
     """Start-up phases; with times for a live server."""
     return [{"phase": phase, "s after the launch": seconds} for phase, seconds in booted.phases] or [{"phase": phase} for phase in booted.log.phases]
-
-
-def predicted_and_logged(pool: Pool, booted: Boot) -> Rows:
-    """Pool, concurrency and each rank's KV space: predicted, from the boot log, and the residual."""
-    log = booted.log
-    values = [("KV pool, tokens", pool.pool_tokens, log.pool_tokens), ("longest requests at once", round(pool.max_concurrency, 2), log.max_concurrency)]
-    values += [(f"rank {r.rank}: KV space, GiB", gib(r.available_kv_bytes), log.available_kv_gib.get(r.rank)) for r in pool.ranks]
-    return [{"quantity": name, "predicted": ours, "boot log": seen, "residual": None if seen is None else round(seen - ours, 3)} for name, ours, seen in values]
 
 
 def server_facts(name: str, booted: Boot) -> Rows:

@@ -4,9 +4,13 @@ import shutil
 import textwrap
 from typing import Any
 
-from . import charts, tables
+from . import charts, memory_tables, tables
+from .budget import Gpus
 from .inventory import Inventory
+from .memory import Pool
+from .params import Params
 from .show import cell
+from .spec import ModelSpec
 
 
 def text_table(rows: list[dict[str, Any]], indent: str = "") -> str:
@@ -80,3 +84,38 @@ def _finding(row: dict[str, Any]) -> str:
 def _told(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Rows of the GPU table in which at least one GPU has something to say."""
     return [row for row in rows if any(value is not None for key, value in row.items() if key)]
+
+
+def memory_text(params: Params, spec: ModelSpec, split: tuple[int, ...], pool: Pool, gpus: Gpus | None = None) -> str:
+    """The ledger and how it comes about: the rows that notebook 02 shows."""
+    layout = f"TP{params.parallel.tensor_parallel_size} x PP{len(split)}, layers {'+'.join(map(str, split))}"
+    parts = [f"{spec.name} ({spec.architecture}), {layout}"]
+    sections = [
+        ("Model", memory_tables.shape(spec, params.engine.dtype)),
+        ("In one layer of each kind, on one rank", memory_tables.token_bytes(spec, params)),
+        ("Ledger", memory_tables.ledger(pool)),
+        ("Requests that are resident at once", memory_tables.capacity(params, spec, split, gpus)),
+        ("What if", memory_tables.what_if(params, spec, split, gpus)),
+    ]
+    parts += [f"\n{title}\n{text_table(rows, '  ')}" for title, rows in sections]
+    each = " + ".join(f"{group.blocks_per_request:,} ({group.kind})" for group in pool.groups)
+    line = f"KV pool {pool.pool_tokens:,} tokens: {pool.blocks:,} blocks of {pool.block_size_tokens} tokens, rank {pool.binding_rank} binds"
+    parts.append(f"\n{line}; a request of {params.engine.max_model_len:,} tokens takes {each} blocks")
+    return "\n".join(parts)
+
+
+def bootlog_text(document: dict[str, Any]) -> str:
+    """What a start-up log tells, as two columns, and its ranks as a table."""
+    plain = {key: value for key, value in document.items() if not isinstance(value, (list, dict)) and value is not None}
+    # As the log prints them: rounding once more would hide digits.
+    rows = [{"what": key, "value": f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)} for key, value in plain.items()]
+    parts = [text_table(rows)]
+    ranks = document.get("ranks", [])
+    told = [key for key in (ranks[0] if ranks else {}) if any(rank[key] is not None for rank in ranks)]
+    if told:
+        # One row for each quantity: a rank has more of them than a line has room for.
+        columns = [(f"rank {rank['rank']}" if rank["rank"] is not None else f"rank ? ({i})", rank) for i, rank in enumerate(ranks)]
+        body = [{"": key, **{name: "–" if rank[key] is None else str(rank[key]) for name, rank in columns}} for key in told]
+        parts.append("\nRanks\n" + text_table(body, "  "))
+    parts += [f"- {note}" for note in document.get("notes", [])]
+    return "\n".join(parts)

@@ -22,7 +22,8 @@ from .model import Finding, Gpu, Host, Inventory, Link, Measurement, NumaNode, R
 
 __all__ = [
     "Finding", "Gpu", "Host", "Inventory", "Link", "Measurement", "NumaNode", "Reading", "Spread",
-    "cpu_ranges", "measured", "parse_cpu_list", "parse_meminfo", "parse_numactl", "read", "read_captured", "read_live", "read_pasted", "with_offload",
+    "cpu_ranges", "gpu_memory_used", "measured", "parse_cpu_list", "parse_meminfo", "parse_numactl",
+    "read", "read_captured", "read_live", "read_pasted", "with_offload",
 ]  # fmt: skip
 
 MEASURED_FILE = "measured-links.json"
@@ -57,6 +58,16 @@ def _ask_nvidia_smi() -> list[Reading]:
         with contextlib.suppress(BadInput):
             reading = reader(values.clean(text))
             found += [reading] if reading else []
+    return found
+
+
+def gpu_memory_used(tensor_parallel_size: int = 1) -> dict[int, int]:
+    """Memory in use by NVML in bytes, of the fullest GPU of each pipeline stage (rank order: stage by stage); empty without GPUs."""
+    found: dict[int, int] = {}
+    for gpu in nvml.read().gpus:
+        if gpu.index is not None and gpu.memory_used_bytes is not None:
+            stage = gpu.index // tensor_parallel_size
+            found[stage] = max(found.get(stage, 0), gpu.memory_used_bytes)
     return found
 
 
