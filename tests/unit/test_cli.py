@@ -184,6 +184,8 @@ def test_gates_of_a_sound_launch_pass(changed):
 
 def test_each_gate_refuses(changed):
     assert "29 of 30 layers" in gates(changed(), (15, 14))["layer split"]["why"] and gates(changed(), (15, 14))["layer split"]["result"] == "refuse"
+    # Neither these nor an empty stage have weights to count; the split's own gate refuses them.
+    assert all(gates(changed(), split)["layer split"]["result"] == "refuse" for split in ((0, 30), (30, 0), (), (31,), (-1, 31)))
     for state, result in (("present", "refuse"), ("not recognised", "refuse"), ("patched", "pass"), ("fixed", "pass")):
         assert gates(changed(), defects=[{"id": "x", "met_by_this_box": True, "state": state}])["known defects"]["result"] == result
     assert gates(changed(), defects=[{"id": "x", "met_by_this_box": False, "state": "present"}])["known defects"]["result"] == "pass"

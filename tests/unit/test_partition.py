@@ -7,8 +7,10 @@ import sys
 
 import pytest
 
-from fieldbook import memory, params, partition
+from fieldbook import memory, params, partition, weights
+from fieldbook.budget import Gpus
 from fieldbook.errors import BadInput
+from fieldbook.memory_tables import with_engine
 
 GIB = 1_073_741_824
 
@@ -69,7 +71,10 @@ def test_all_splits_are_all_and_each_once(layers, stages):
 
 
 def test_a_search_that_would_take_hours_is_refused():
-    # C(29, 5) = 118,755 is looked through, C(29, 6) = 475,020 too, C(29, 7) = 1,560,780 is not.
+    # C(29, 3) = 3,654 and C(77, 2) = 2,926 are looked through, C(29, 4) = 23,751 and C(29, 7) = 1,560,780 are not.
+    assert len(partition.all_splits(30, 4)) == 3654 and len(partition.all_splits(78, 3)) == 2926
+    with pytest.raises(BadInput, match="23,751 ways.*parallel.layer_partition"):
+        partition.all_splits(30, 5)
     with pytest.raises(BadInput, match="1,560,780 ways.*parallel.layer_partition"):
         partition.all_splits(30, 8)
 
@@ -179,5 +184,62 @@ def test_pool_of_another_arm_uses_that_arms_tensor_parallel_size(changed, spec):
 
 def test_a_gpu_box_without_kv_space_is_one_line(changed, spec):
     box = changed({"engine.device": "cuda", "engine.kv_cache_gib_per_rank": None})
-    with pytest.raises(BadInput, match="engine.kv_cache_gib_per_rank: missing"):
+    with pytest.raises(BadInput, match="engine.available_kv_gib: missing, and the box has 0 GPUs whose memory is known for 2 ranks"):
         partition.pool_of(box, spec, (15, 15))
+
+
+# --- boxes with GPUs
+
+
+def cards(*gib):
+    return Gpus(tuple(size * GIB for size in gib))
+
+
+def on_gpus(changed, **engine):
+    return with_engine(changed({"engine.device": "cuda"}), kv_cache_gib_per_rank=None, dtype="bfloat16", **engine)
+
+
+def test_unequal_cards_get_unequal_layers(changed, spec):
+    """Where every split can be looked at: the best one gives the larger card more layers, and no split has more."""
+    # Eager: about 9.1 GiB of the card of 12 are left for the cache, 19.8 of the one of 24; layers in that ratio are 9.4 to 20.6.
+    found = partition.candidates(on_gpus(changed), spec, cards(12, 24))
+    best = found[0]
+    assert best.pool.pool_tokens == max(c.pool.pool_tokens for c in found) and len(found) == 29
+    assert best.layers_per_stage == (9, 21)
+    # The other way round, the layers follow the cards.
+    assert partition.candidates(on_gpus(changed), spec, cards(24, 12))[0].layers_per_stage == (21, 9)
+
+
+def test_more_memory_is_never_worse_for_the_best_split(changed, spec):
+    last = 0
+    for second in (4, 6, 8, 12, 16, 24):
+        pool = partition.candidates(on_gpus(changed), spec, cards(12, second))[0].pool
+        assert pool.pool_tokens >= last
+        last = pool.pool_tokens
+
+
+def test_cards_that_hold_nothing_are_one_line(changed, spec):
+    with pytest.raises(BadInput, match="no split of 30 layers in 2 stages fits: rank 0: no KV space is left") as caught:
+        partition.candidates(on_gpus(changed), spec, cards(1, 1))
+    assert "\n" not in str(caught.value)
+
+
+def test_splits_whose_weights_overfill_a_card_are_left_out(changed):
+    """GLM on eight cards of 80 GB, TP4: a stage of 60 layers weighs 74 GiB; what is left are cuts around the middle."""
+    glm = memory.model_spec("glm-5.3")
+    box = with_engine(changed({"engine.device": "cuda", "parallel.tensor_parallel_size": 1}), kv_cache_gib_per_rank=None, dtype="bfloat16")
+    box = box.model_copy(update={"parallel": box.parallel.model_copy(update={"tensor_parallel_size": 4})})
+    found = partition.candidates(box, glm, cards(*[79.25] * 8))
+    firsts = sorted(c.layers_per_stage[0] for c in found)
+    assert firsts == list(range(firsts[0], firsts[-1] + 1)) and 20 < firsts[0] < 39 < firsts[-1] < 60
+    assert all(rank.available_kv_bytes > 0 for c in found for rank in c.pool.ranks)
+
+
+def test_straggler_of_a_model_whose_layers_differ(changed):
+    """GLM: three dense layers weigh about a seventh of the others, so a stage that has them is lighter than its count says."""
+    glm = memory.model_spec("glm-5.3")
+    sizes = [weights.layer_bytes(layer, glm) for layer in glm.layers]
+    mean = sum(sizes) / 78
+    loads = [sum(sizes[:39]) / mean, (sum(sizes[39:]) + 154_880 * 6144 * 2) / mean]
+    assert partition.straggler_layers(glm, (39, 39)) == pytest.approx(max(loads), rel=1e-4)
+    assert loads[0] < 39 < loads[1]
