@@ -58,7 +58,7 @@ def by_group(components):
     return found
 
 
-# --- the second report, and memory.md A line by line
+# --- the second report, component by component
 
 
 def test_glm_moe_layer_line_by_line(glm):

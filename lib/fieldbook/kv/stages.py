@@ -25,7 +25,7 @@ def stage_bounds(spec: ModelSpec, partition: Sequence[int]) -> tuple[tuple[int, 
 def flipped_layers(spec: ModelSpec, partition: Sequence[int]) -> tuple[tuple[int, ...], ...]:
     """Per stage, the layers that come before the stage's first layer with indices of its own, and would use those of another stage.
 
-    All of them, not only the first: each flipped layer owns its indexer (defects.md 3.4). Layers without an indexer do not count.
+    All of them, not only the first: each flipped layer owns its indexer. Layers without an indexer do not count.
     """
     flipped = []
     for start, end in stage_bounds(spec, partition):
