@@ -2,7 +2,6 @@
 
 import csv
 import functools
-from pathlib import Path
 
 import pytest
 from conftest import ROOT
