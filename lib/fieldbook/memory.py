@@ -250,6 +250,8 @@ def pool(
         draft_tokens=engine.draft_tokens,
         index_sharing=engine.index_sharing,
         state_mode="align" if engine.prefix_caching else "none",
+        # A layout that is only compared with has no context parallelism of its own.
+        dcp=params.parallel.decode_context_parallel_size if tensor_parallel_size is None else 1,
         device=engine.device,
         in_flight_tokens=kv.in_flight_tokens(engine.max_num_batched_tokens, len(split), async_scheduling=engine.device != "cpu"),
         must_fit=must_fit,

@@ -39,7 +39,9 @@ class Engine(Section):
     max_num_seqs: Positive = Field(8, description="most requests in one step")
     max_num_batched_tokens: Positive = Field(2048, description="most tokens in one step")
     enforce_eager: bool = Field(False, description="no torch.compile and no graphs")
-    kv_cache_gib_per_rank: Positive | None = Field(None, description="KV space of each CPU rank in GiB (VLLM_CPU_KVCACHE_SPACE takes whole ones)")
+    kv_cache_gib_per_rank: Positive | None = Field(
+        None, description="KV space of each rank in whole GiB, set by hand (VLLM_CPU_KVCACHE_SPACE, --kv-cache-memory-bytes)"
+    )
     available_kv_gib: list[Annotated[float, Field(gt=0)]] = Field([], description="KV space of each stage in GiB where it is known, e.g. from a boot log")
     prefix_caching: bool = Field(True, description="reuse of equal prompt beginnings; recurrent layers keep more states for it")
     draft_tokens: int = Field(0, ge=0, description="tokens that multi-token prediction drafts; 0: no speculative decoding")
@@ -55,6 +57,7 @@ class Engine(Section):
 class Parallel(Section):
     tensor_parallel_size: Positive = Field(1, description="TP ranks")
     pipeline_parallel_size: Positive = Field(1, description="PP stages")
+    decode_context_parallel_size: Positive = Field(1, description="TP ranks that share the tokens of the KV cache (DCP); it divides tensor_parallel_size")
     layer_partition: list[Positive] | Literal["best", "default"] = Field("best", description="layers per stage; best: notebook 03 picks; default: vLLM's own")
 
 

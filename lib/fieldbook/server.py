@@ -60,6 +60,8 @@ def command_line(params: Params, arm: Parallel | Baseline, layers_per_stage: tup
     argv += ["--dtype", engine.dtype, "--max-model-len", str(engine.max_model_len)]
     argv += ["--max-num-seqs", str(engine.max_num_seqs), "--max-num-batched-tokens", str(engine.max_num_batched_tokens)]
     argv += ["--tensor-parallel-size", str(arm.tensor_parallel_size), "--pipeline-parallel-size", str(arm.pipeline_parallel_size)]
+    if (dcp := getattr(arm, "decode_context_parallel_size", 1)) > 1:
+        argv += ["--decode-context-parallel-size", str(dcp)]
     if engine.enforce_eager:
         argv += ["--enforce-eager"]
     if engine.kv_cache_dtype != "auto":
@@ -79,6 +81,8 @@ def command_line(params: Params, arm: Parallel | Baseline, layers_per_stage: tup
             env["OMP_NUM_THREADS"] = str(engine.omp_threads_per_rank)
     else:
         argv += ["--gpu-memory-utilization", str(engine.gpu_memory_utilization)]
+        if engine.kv_cache_gib_per_rank:
+            argv += ["--kv-cache-memory-bytes", str(engine.kv_cache_gib_per_rank * 2**30)]
     if arm.pipeline_parallel_size > 1:
         env["VLLM_PP_LAYER_PARTITION"] = ",".join(map(str, layers_per_stage))
     return CommandLine(tuple(argv + params.server.extra_args), {**env, **params.server.extra_env})

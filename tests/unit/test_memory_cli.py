@@ -6,8 +6,9 @@ import json
 import pytest
 from conftest import ROOT
 
-from fieldbook import bootlog, budget, memory, memory_tables, receipts, show, station
+from fieldbook import bootlog, budget, memory, memory_tables, receipts, server, show, station
 from fieldbook import params as params_module
+from fieldbook.params import Parallel
 
 GLM = ROOT / "params" / "a100-x8-glm53.yml"
 GIB = 2**30
@@ -94,6 +95,33 @@ def test_space_given_for_one_layout_is_not_anothers():
     # The report logged 386,943 tokens at TP8 PP1, 3% below the estimate.
     assert other.ranks[0].budget.evidence == "estimated" and abs(other.pool_tokens / 386_943 - 1) < 0.05
     assert memory.pool(glm, spec, (41, 37), gpus=A100S).ranks[0].budget is None
+
+
+def test_context_parallel_ranks_share_the_tokens():
+    """Latent attention is the same on every TP rank; with DCP each rank keeps its share of the tokens, and the pool grows by as much."""
+    glm, spec = params_module.load(GLM), memory.model_spec("glm-5.3")
+    alone = glm.model_copy(update={"parallel": Parallel(tensor_parallel_size=4, pipeline_parallel_size=2, layer_partition=[41, 37])})
+    shared = glm.model_copy(
+        update={"parallel": Parallel(tensor_parallel_size=4, pipeline_parallel_size=2, layer_partition=[41, 37], decode_context_parallel_size=4)}
+    )
+    one, four = (memory.pool(each, spec, (41, 37)).pool_tokens for each in (alone, shared))
+    assert one == 11_398 * 64 and four == pytest.approx(4 * one, rel=0.001)
+    words = server.command_line(shared, shared.parallel, (41, 37), 8000).argv
+    assert words[words.index("--decode-context-parallel-size") + 1] == "4" and "--decode-context-parallel-size" not in " ".join(
+        server.command_line(alone, alone.parallel, (41, 37), 8000).argv
+    )
+
+
+def test_what_the_engine_section_says_reaches_the_server():
+    glm = memory_tables.with_engine(params_module.load(GLM), kv_cache_gib_per_rank=16, block_size_tokens=64, prefix_caching=False)
+    words = server.command_line(glm, glm.parallel, (41, 37), 8000).argv
+
+    def after(option):
+        return words[words.index(option) + 1]
+
+    assert after("--kv-cache-dtype") == "fp8_ds_mla" and after("--block-size") == "64" and "--no-enable-prefix-caching" in words
+    assert json.loads(after("--speculative-config")) == {"method": "mtp", "num_speculative_tokens": 3}
+    assert after("--kv-cache-memory-bytes") == str(16 * 2**30)
 
 
 def test_an_estimate_is_replaced_by_an_earlier_runs_figures(monkeypatch, tmp_path):

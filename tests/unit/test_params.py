@@ -37,7 +37,9 @@ def test_the_default_box_resolves_with_its_defaults():
         "enforce_eager": True, "kv_cache_gib_per_rank": 1, "gpu_memory_utilization": 0.9, "omp_threads_per_rank": 1, "patches": "needed",
         "block_size_tokens": None, "available_kv_gib": [], "prefix_caching": True, "draft_tokens": 0, "index_sharing": "stock", "vllm_release": "0.30",
     }  # fmt: skip
-    assert loaded.parallel.model_dump() == {"tensor_parallel_size": 1, "pipeline_parallel_size": 2, "layer_partition": "best"}
+    assert loaded.parallel.model_dump() == {
+        "tensor_parallel_size": 1, "pipeline_parallel_size": 2, "layer_partition": "best", "decode_context_parallel_size": 1,
+    }  # fmt: skip
     assert loaded.verdict.baseline.pipeline_parallel_size == 1 and loaded.verdict.max_p == 0.05
     assert params.metric_names(loaded) == ["prefill_128_tok_s", "prefill_512_tok_s", "decode_c1_tok_s", "decode_c4_tok_s"]
 
