@@ -163,11 +163,13 @@ def run_memory(arguments) -> int:
     if arguments.available_gib:
         space = {"available_kv_gib": _numbers(arguments.available_gib, "--available-gib", float), "kv_cache_gib_per_rank": None}
         loaded = memory_tables.with_engine(loaded, **space)
-    gpus = None
-    if loaded.engine.kv_cache_gib_per_rank is None and not loaded.engine.available_kv_gib:
+    gpus, given = None, bool(loaded.engine.available_kv_gib)
+    if loaded.engine.kv_cache_gib_per_rank is None:
         box = inventory.read_captured(Path(arguments.source)) if arguments.source else inventory.read(loaded)
-        gpus = Gpus(tuple(gpu.memory_usable_bytes or gpu.memory_total_bytes for gpu in box.gpus))
-    pool = memory.pool(loaded, spec, split, gpus=gpus)
+        sizes = tuple(gpu.memory_usable_bytes or gpu.memory_total_bytes for gpu in box.gpus)
+        # Where the space is given, the cards are only for other layouts to compare with.
+        gpus = Gpus(sizes) if any(sizes) or not given else None
+    pool = memory.pool(loaded, spec, split, gpus=None if given else gpus)
     document = {
         "model": spec.name, "partition": list(split), "tensor_parallel_size": loaded.parallel.tensor_parallel_size,
         "ranks": memory_tables.document(pool), "binding_rank": pool.binding_rank, "pool_tokens": pool.pool_tokens, "blocks": pool.blocks,

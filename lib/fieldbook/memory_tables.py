@@ -333,14 +333,18 @@ def what_if(params: Params, spec: ModelSpec, split: tuple[int, ...] | list[int],
     if any(layer.attention.kind in STATE_KINDS for layer in spec.layers):
         turned = ("without prefix caching", {"prefix_caching": False}) if engine.prefix_caching else ("with prefix caching", {"prefix_caching": True})
         changes.append((*turned, tuple(split), tp))
+    # The space that was given is this layout's; another's is estimated from its cards.
+    told = bool(engine.available_kv_gib) and engine.kv_cache_gib_per_rank is None
+    other, how = ({"available_kv_gib": []}, ", space estimated") if told else ({}, "")
     changes += [
-        (f"TP{t} x PP{p}, vLLM's split", {}, partition.default_split(spec.num_hidden_layers, p), t) for t, p in _layouts(params, spec, len(split), gpus)
+        (f"TP{t} x PP{p}, vLLM's split{how}", other, partition.default_split(spec.num_hidden_layers, p), t) for t, p in _layouts(params, spec, len(split), gpus)
     ]
     rows = []
     for name, change, layers, ranks in changes:
         row: dict[str, Any] = {"change": name, "pool tokens": None, "binding rank": None, "B per token there": None}
         try:
-            found = memory.pool(with_engine(params, **change), spec, layers, tensor_parallel_size=ranks, gpus=gpus, must_fit=False)
+            another = None if (layers, ranks) == (tuple(split), tp) else ranks
+            found = memory.pool(with_engine(params, **change), spec, layers, tensor_parallel_size=another, gpus=gpus, must_fit=False)
             tight = found.ranks[found.binding_rank]
             row |= {"pool tokens": found.pool_tokens, "binding rank": found.binding_rank, "B per token there": tight.kv_bytes_per_token}
         except BadInput as error:

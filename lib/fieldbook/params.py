@@ -149,7 +149,18 @@ def _check_against_model(params: Params, where: str) -> None:
                 f"{where}: {key}.layer_partition: got {split} ({len(split)} stages, {sum(split)} layers), expected {pp} numbers that sum to the "
                 f"{spec.num_hidden_layers} layers of {params.model.name}"
             )
-    engine, bench = params.engine, params.benchmarks
+    engine, bench, layout = params.engine, params.benchmarks, params.parallel
+    if len(engine.available_kv_gib) not in (0, 1, layout.pipeline_parallel_size):
+        # With the cards' memory known the ledger would estimate instead, and what was given would be dropped in silence.
+        raise BadInput(
+            f"{where}: engine.available_kv_gib: got {len(engine.available_kv_gib)} values for {layout.pipeline_parallel_size} stages; "
+            "give one for each, or one for all"
+        )
+    if layout.tensor_parallel_size % layout.decode_context_parallel_size:
+        raise BadInput(
+            f"{where}: parallel.decode_context_parallel_size: got {layout.decode_context_parallel_size}, "
+            f"which does not divide tensor_parallel_size {layout.tensor_parallel_size}"
+        )
     for key, asked in (("prefill_tokens", bench.prefill_tokens), ("decode_concurrency", bench.decode_concurrency)):
         if len(set(asked)) != len(asked):
             raise BadInput(f"{where}: benchmarks.{key}: got {asked}, expected each value once")

@@ -92,7 +92,7 @@ def test_pool_follows_the_logs_own_space_where_it_was_estimated():
 def test_space_given_for_one_layout_is_not_anothers():
     glm, spec = params_module.load(GLM), memory.model_spec("glm-5.3")
     other = memory.pool(glm, spec, (78,), tensor_parallel_size=8, gpus=A100S, must_fit=False)
-    # The report logged 386,943 tokens at TP8 PP1, 3% below the estimate.
+    # The report logged 386,943 tokens at TP8 PP1.
     assert other.ranks[0].budget.evidence == "estimated" and abs(other.pool_tokens / 386_943 - 1) < 0.05
     assert memory.pool(glm, spec, (41, 37), gpus=A100S).ranks[0].budget is None
 
@@ -110,6 +110,22 @@ def test_context_parallel_ranks_share_the_tokens():
     assert words[words.index("--decode-context-parallel-size") + 1] == "4" and "--decode-context-parallel-size" not in " ".join(
         server.command_line(alone, alone.parallel, (41, 37), 8000).argv
     )
+
+
+def test_what_if_keeps_context_parallelism_and_estimates_only_other_layouts():
+    """Space given for TP4 x PP2 is not that of another layout, which is estimated from its cards and says so."""
+    glm, spec = params_module.load(GLM), memory.model_spec("glm-5.3")
+    layout = Parallel(tensor_parallel_size=4, pipeline_parallel_size=2, layer_partition=[41, 37], decode_context_parallel_size=4)
+    glm = glm.model_copy(update={"parallel": layout})
+    rows = {row["change"]: row["pool tokens"] for row in memory_tables.what_if(glm, spec, (41, 37), A100S)}
+    assert rows["as it is"] == memory.pool(glm, spec, (41, 37)).pool_tokens > 2_900_000
+    # The report logged 386,943 tokens at TP8 x PP1 and 1,193,600 at TP2 x PP4.
+    assert rows["TP8 x PP1, vLLM's split, space estimated"] == pytest.approx(386_943, rel=0.05)
+    assert rows["TP2 x PP4, vLLM's split, space estimated"] == pytest.approx(1_193_600, rel=0.05)
+    one_for_all = memory_tables.with_engine(glm, available_kv_gib=[15.0])
+    again = {row["change"]: row["pool tokens"] for row in memory_tables.what_if(one_for_all, spec, (41, 37), A100S)}
+    assert again["as it is"] < rows["as it is"]
+    assert again["TP8 x PP1, vLLM's split, space estimated"] == rows["TP8 x PP1, vLLM's split, space estimated"]
 
 
 def test_what_the_engine_section_says_reaches_the_server():

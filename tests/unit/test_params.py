@@ -104,6 +104,8 @@ WRONG = [
     ("verdict.baseline.tensor_parallel_size", 4, "verdict.baseline.tensor_parallel_size", ["got 4", "1, 3, 9"]),
     ("parallel.pipeline_parallel_size", 31, "parallel.pipeline_parallel_size", ["got 31", "30 layers"]),
     ("parallel.layer_partition", [15, 14], "parallel.layer_partition", ["got [15, 14]", "29", "2 numbers that sum to the 30 layers"]),
+    ("engine.available_kv_gib", [1.0, 2.0, 3.0], "engine.available_kv_gib", ["got 3 values for 2 stages", "one for each, or one for all"]),
+    ("parallel.decode_context_parallel_size", 2, "parallel.decode_context_parallel_size", ["got 2", "does not divide tensor_parallel_size 1"]),
     ("parallel.layer_partition", [10, 10, 10], "parallel.layer_partition", ["got [10, 10, 10]", "3 stages", "2 numbers that sum to the 30 layers"]),
     ("parallel.layer_partition", [31, -1], "parallel.layer_partition", ["-1", "list of layers per stage"]),
     ("parallel.layer_partition", [], "parallel.layer_partition", ["got []", "2 numbers that sum to the 30 layers"]),
