@@ -1,5 +1,6 @@
 """What several unit tests need: the live default box as a dictionary, and a way to run the command line in this process."""
 
+import contextlib
 import copy
 import os
 import subprocess
@@ -93,6 +94,22 @@ def until(condition, timeout_s=8.0):
     while not (value := condition()) and time.monotonic() < deadline:
         time.sleep(0.03)
     return value
+
+
+def least_seconds(call, below, refusal=None):
+    """CPU seconds of the first call that takes less than `below`, else the least of the tries.
+
+    On a borrowed core stolen time counts as ours, and so does a garbage collection of the whole session: once is no proof of slowness.
+    """
+    taken = []
+    for _ in range(3):
+        start = time.process_time()
+        with contextlib.suppress(*[refusal] if refusal else []):
+            call()
+        taken.append(time.process_time() - start)
+        if taken[-1] < below:
+            break
+    return min(taken)
 
 
 def runs(pid):
