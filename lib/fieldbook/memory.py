@@ -52,6 +52,11 @@ class Pool:
     pool_tokens: int
     max_concurrency: float
 
+    @property
+    def holds_longest_request(self) -> bool:
+        """Whether one request of max_model_len fits beside the null block; without that vLLM does not start (kv_cache_utils.get_kv_cache_configs)."""
+        return self.blocks > self.blocks_per_request
+
 
 @lru_cache
 def model_spec(name: str) -> ModelSpec:
@@ -153,7 +158,7 @@ def available_kv_bytes(
         if any(not 0 < gib < HIGHEST_GIB for gib in given):
             # YAML's .inf passes for a number above 0.
             raise BadInput(f"engine.available_kv_gib: got {list(given)}, expected GiB of each stage, above 0 and below {HIGHEST_GIB:,}")
-        return [(int(gib * GIB), None) for gib in given]
+        return [(each, None) for each in _moved(spec, params, split, held, tp, [int(gib * GIB) for gib in given])]
     cards = (gpus.total_bytes if gpus else ())[: stages * tp]
     known = [size for size in cards if size and size > 0]
     if len(known) < stages * tp:
@@ -189,6 +194,25 @@ def available_kv_bytes(
     return found
 
 
+def _moved(spec: ModelSpec, params: Params, split: tuple[int, ...] | list[int], held: list[weights.RankWeights], tp: int, given_bytes: list[int]) -> list[int]:
+    """KV space of `split` where the params give that of their own split: a layer that moves takes its weights along, all else on a rank stays.
+
+    Raises BadInput where the weights that came leave nothing.
+    """
+    own = params.parallel.layer_partition
+    if not isinstance(own, list) or len(own) != len(split) or tp != params.parallel.tensor_parallel_size or list(own) == list(split):
+        return given_bytes
+    before = rank_weights_bytes(spec, params, own, tp)
+    found = [space + old.bytes - new.bytes for space, old, new in zip(given_bytes, before, held, strict=True)]
+    for stage, space in enumerate(found):
+        if space <= 0:
+            raise BadInput(
+                f"rank {stage}: {given_bytes[stage] / GIB:.2f} GiB of KV space at {'+'.join(map(str, own))} are less than the "
+                f"{(held[stage].bytes - before[stage].bytes) / GIB:.2f} GiB of weights that {'+'.join(map(str, split))} adds; give it fewer layers"
+            )
+    return found
+
+
 def _overfull(terms: Budget, utilization: float) -> str:
     """Why nothing is left for a cache: what the rank holds, and what would be right."""
     share, held = terms.requested_bytes / GIB, (terms.weights_bytes + terms.buffers_bytes) / GIB
@@ -209,7 +233,8 @@ def pool_after(params: Params, spec: ModelSpec, split: tuple[int, ...] | list[in
     if given or any(stage not in logged_gib for stage in range(len(split))):
         return pool(params, spec, split, gpus=gpus), 0 if given else None
     told = params.engine.model_copy(update={"available_kv_gib": [logged_gib[stage] for stage in range(len(split))]})
-    found = pool(params.model_copy(update={"engine": told}), spec, split)
+    here = params.parallel.model_copy(update={"layer_partition": list(split)})
+    found = pool(params.model_copy(update={"engine": told, "parallel": here}), spec, split)
     tight = found.ranks[found.binding_rank]
     # The log prints two decimals, so the true value lies up to 0.005 GiB away.
     return found, round(0.005 * GIB / tight.kv_bytes_per_block * found.block_size_tokens) + found.block_size_tokens

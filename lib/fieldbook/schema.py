@@ -42,7 +42,7 @@ class Engine(Section):
     kv_cache_gib_per_rank: Positive | None = Field(
         None, description="KV space of each rank in whole GiB, set by hand (VLLM_CPU_KVCACHE_SPACE, --kv-cache-memory-bytes)"
     )
-    available_kv_gib: list[Annotated[float, Field(gt=0)]] = Field([], description="KV space of each stage in GiB where it is known, e.g. from a boot log")
+    available_kv_gib: list[Annotated[float, Field(gt=0)]] = Field([], description="KV space of each stage in GiB at layer_partition, e.g. from a boot log")
     prefix_caching: bool = Field(True, description="reuse of equal prompt beginnings; recurrent layers keep more states for it")
     draft_tokens: int = Field(0, ge=0, description="tokens that multi-token prediction drafts; 0: no speculative decoding")
     index_sharing: Literal["stock", "clean", "relay", "flip"] = Field(

@@ -9,6 +9,7 @@ from scipy import stats
 
 from fieldbook import budget, kv, memory, params, partition, weights
 from fieldbook.budget import Gpus
+from fieldbook.errors import BadInput
 from fieldbook.memory_tables import with_engine
 
 GIB, MIB = 2**30, 2**20
@@ -31,7 +32,9 @@ def box():
 
 
 def pool(split, given, tp=4, **engine):
-    return memory.pool(with_engine(box(), available_kv_gib=given, **engine), glm(), split, tensor_parallel_size=tp)
+    # The stated space is that of the split itself.
+    here = box().parallel.model_copy(update={"layer_partition": list(split)})
+    return memory.pool(with_engine(box().model_copy(update={"parallel": here}), available_kv_gib=given, **engine), glm(), split, tensor_parallel_size=tp)
 
 
 def attention_block(state_dtype, draft_tokens):
@@ -143,6 +146,17 @@ def test_figures_that_disagree_with_their_own_recomputation(row):
 def test_the_reports_predictions_beside_the_accounting(row):
     stated, expected, compute = PREDICTED[row]
     assert compute() == expected and abs(stated / expected - 1) > 0.02
+
+
+def test_the_gain_of_the_final_split_comes_out_of_its_own_space_alone():
+    """The report logged 597,760 tokens at 39+39 and 729,280 at 41+37, 22% more. A layer that moves takes its weights along."""
+    even, final = (memory.pool(box(), glm(), split) for split in ((39, 39), (41, 37)))
+    assert even.pool_tokens == pytest.approx(597_760, rel=0.002) and even.binding_rank == 1
+    # It logged 21.95 and 15.56 GiB; a buffer or two that do not move lie between.
+    assert [rank.available_kv_bytes / GIB for rank in even.ranks] == pytest.approx([21.95, 15.56], abs=0.1)
+    assert final.pool_tokens / even.pool_tokens - 1 == pytest.approx(0.22, abs=0.002)
+    with pytest.raises(BadInput, match=r"rank 0: 19.35 GiB of KV space at 41\+37 are less than the \d+.\d\d GiB of weights that 60\+18 adds"):
+        memory.pool(box(), glm(), (60, 18))
 
 
 def test_pools_as_they_come_out_of_the_stated_space():
