@@ -35,20 +35,30 @@ def measure_memory_read_bytes_s(threads: int, repetitions: int = 5) -> float:
     return best
 
 
-def memory_read_bytes_s(params: Params, box: Inventory) -> float:
-    """Measured here for a live box, read from data/boxes/<box>/ceilings.json for a recorded one."""
+def memory_read_bytes_s(params: Params, box: Inventory) -> float | None:
+    """Measured here for a live box, read from data/boxes/<box>/ceilings.json for a recorded one.
+
+    None for a box of which only outputs were captured. Raises BadInput where a run was recorded without it: its figures could not be checked.
+    """
     if params.box.kind == "live":
         return measure_memory_read_bytes_s(box.host.logical_cpus)
     file = paths.box_data_dir(params.box.name) / "ceilings.json"
     if not file.is_file():
+        if paths.only_captured(params.box.name):
+            return None
         raise BadInput(f"data/boxes/{params.box.name}/ceilings.json: missing; a recorded box needs its measured memory_read_bytes_s")
     return json.loads(file.read_text())["memory_read_bytes_s"]
 
 
-def peak_flops(box: Inventory) -> float:
-    """float32 operations per second that the cores cannot exceed: cores x cycle rate x operations per cycle of the widest unit."""
+def peak_flops(box: Inventory) -> float | None:
+    """float32 operations per second that the cores cannot exceed: cores x cycle rate x operations per cycle of the widest unit.
+
+    None where cores or instruction sets are unknown: a guess could lie too low, and a ceiling must not.
+    """
+    if not box.host.logical_cpus or not box.host.isa:
+        return None
     widest = next((flag for flag in ("avx512f", "avx2") if flag in box.host.isa), None)
-    return (box.host.logical_cpus or 1) * HIGHEST_CLOCK_HZ * FLOPS_PER_CYCLE[widest]
+    return box.host.logical_cpus * HIGHEST_CLOCK_HZ * FLOPS_PER_CYCLE[widest]
 
 
 def decode_ceiling_tok_s(spec: ModelSpec, dtype: str, streams: int, read_bytes_s: float) -> float:
@@ -61,8 +71,13 @@ def prefill_ceiling_tok_s(spec: ModelSpec, flops: float) -> float:
     return flops / (2 * memory.active_parameters(spec))
 
 
-def by_metric(params: Params, spec: ModelSpec, read_bytes_s: float, flops: float) -> dict[str, float]:
-    """Ceiling of every metric the benchmarks measure, in tokens per second."""
-    found = {f"prefill_{n}_tok_s": prefill_ceiling_tok_s(spec, flops) for n in params.benchmarks.prefill_tokens}
-    streams = params.benchmarks.decode_concurrency
+def by_metric(params: Params, spec: ModelSpec, read_bytes_s: float | None, flops: float | None) -> dict[str, float]:
+    """Ceiling of every metric the benchmarks measure, in tokens per second, as far as it is known.
+
+    The rates are the processor's. They bound a server on the CPU and say nothing of one on GPUs, whose sound results they would void.
+    """
+    if params.engine.device != "cpu":
+        return {}
+    found = {f"prefill_{n}_tok_s": prefill_ceiling_tok_s(spec, flops) for n in params.benchmarks.prefill_tokens} if flops else {}
+    streams = params.benchmarks.decode_concurrency if read_bytes_s else []
     return found | {f"decode_c{n}_tok_s": decode_ceiling_tok_s(spec, params.engine.dtype, n, read_bytes_s) for n in streams}

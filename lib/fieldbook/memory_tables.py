@@ -353,6 +353,13 @@ def what_if(params: Params, spec: ModelSpec, split: tuple[int, ...] | list[int],
     return rows
 
 
+def shortfall(pool: memory.Pool, params: Params) -> str:
+    """What to say behind a pool that is too small for the longest request; empty where it is not."""
+    if pool.holds_longest_request:
+        return ""
+    return f", too few for one request of {params.engine.max_model_len:,} tokens: vLLM would not start it"
+
+
 def _layouts(params: Params, spec: ModelSpec, stages: int, gpus: Gpus | None) -> list[tuple[int, int]]:
     """Other layouts (TP, PP): over as many GPUs where their memory is known, or fewer and more stages where each is given its KV space."""
     tp, heads = params.parallel.tensor_parallel_size, memory.heads(spec)[0]

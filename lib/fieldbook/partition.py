@@ -78,10 +78,19 @@ def _layer_equivalents(spec: ModelSpec) -> tuple[tuple[float, ...], float]:
 
 
 def pool_of(
-    params: Params, spec: ModelSpec, layers_per_stage: tuple[int, ...] | list[int], tensor_parallel_size: int | None = None, gpus: Gpus | None = None
+    params: Params,
+    spec: ModelSpec,
+    layers_per_stage: tuple[int, ...] | list[int],
+    tensor_parallel_size: int | None = None,
+    gpus: Gpus | None = None,
+    *,
+    must_fit: bool = True,
 ) -> Pool:
-    """Pool of one split with these params. KV space: what the params give each stage, else what is left of the GPUs' memory."""
-    return memory.pool(params, spec, layers_per_stage, tensor_parallel_size=tensor_parallel_size, gpus=gpus)
+    """Pool of one split with these params. KV space: what the params give each stage, else what is left of the GPUs' memory.
+
+    Raises BadInput when it does not hold one request of max_model_len, unless must_fit is False.
+    """
+    return memory.pool(params, spec, layers_per_stage, tensor_parallel_size=tensor_parallel_size, gpus=gpus, must_fit=must_fit)
 
 
 def candidates(params: Params, spec: ModelSpec, gpus: Gpus | None = None) -> list[Candidate]:

@@ -61,6 +61,11 @@ def recorded_dir(report_name: str) -> Path:
     return root() / "data" / "reports" / report_name
 
 
+def only_captured(box_name: str) -> bool:
+    """Whether a recorded box is known by its captured outputs alone: no server ran there, so there is nothing of a run to show or to check."""
+    return not recorded_dir(box_name).is_dir()
+
+
 def model_config_dir(model_name: str) -> Path:
     """The model's config.json, kept in the repository: planning needs no weights."""
     return root() / "data" / "models" / model_name

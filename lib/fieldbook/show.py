@@ -43,7 +43,8 @@ def cell(value: Any) -> str:
 
 def figures(items: dict[str, Figure]) -> None:
     """Show figures with unit, evidence and source."""
-    table([{"figure": f.label, "value": f.value, "unit": f.unit, "evidence": f.evidence, "source": f.source} for f in items.values()])
+    rows = [{"figure": f.label, "value": f.value, "unit": f.unit, "evidence": f.evidence, "source": f.source} for f in items.values()]
+    table(rows or [{"figure": "none", "why": "nothing that is known of this box tells it"}])
 
 
 def say(markdown: str) -> None:

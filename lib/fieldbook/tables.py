@@ -298,6 +298,11 @@ def probes(answers: Rows) -> Rows:
     ]
 
 
+def ceilings(limits: dict[str, float]) -> Rows:
+    """Ceiling of each metric; where there is none, what that means."""
+    return pairs(limits, "metric", "ceiling, tok/s") or [{"metric": "none", "why": "the processor's rates do not bound GPUs, or are not known of this box"}]
+
+
 def speeds(summary: Rows, ceilings_tok_s: dict[str, float]) -> Rows:
     """Minimum, median and maximum of each point with its ceiling."""
     rows = []

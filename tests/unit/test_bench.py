@@ -4,9 +4,10 @@ import math
 
 import pytest
 
-from fieldbook import bench, ceilings, memory
+from fieldbook import bench, ceilings, memory, paths
 from fieldbook.arms import probe_problems
 from fieldbook.errors import BadInput
+from fieldbook.inventory.model import Host, Inventory
 
 
 def steady(start, ttft, gap, events):
@@ -285,7 +286,23 @@ def test_probe_problems(answer, problems):
     assert probe_problems(answer, 24) == problems
 
 
-def test_a_recorded_box_without_ceilings_is_one_line(changed):
+def test_the_processors_ceilings_are_not_a_gpus(changed):
+    """They would call every sound result of a GPU void."""
+    spec = memory.model_spec("smollm2-135m-instruct")
+    assert ceilings.by_metric(changed({"engine.device": "cuda"}), spec, read_bytes_s=10e9, flops=1e12) == {}
+    assert set(ceilings.by_metric(changed(), spec, None, flops=1e12)) == {"prefill_128_tok_s", "prefill_512_tok_s"}
+    assert ceilings.by_metric(changed(), spec, None, None) == {}
+    for known in ({}, {"logical_cpus": 2}, {"isa": ["avx2"]}):
+        assert ceilings.peak_flops(Inventory.model_construct(host=Host(**known))) is None
+    assert ceilings.peak_flops(Inventory.model_construct(host=Host(logical_cpus=2, isa=["avx2"]))) == 2 * 5.7e9 * 32
+
+
+def test_a_box_of_which_only_outputs_were_captured_has_no_ceilings(changed):
+    assert ceilings.memory_read_bytes_s(changed({"box.kind": "recorded", "box.name": "nobody"}), None) is None
+
+
+def test_a_recorded_run_without_ceilings_is_one_line(changed, monkeypatch):
+    monkeypatch.setattr(paths, "only_captured", lambda name: False)
     box = changed({"box.kind": "recorded", "box.name": "nobody"})
     with pytest.raises(BadInput, match="data/boxes/nobody/ceilings.json: missing"):
         ceilings.memory_read_bytes_s(box, None)

@@ -10,6 +10,7 @@ import time
 import pytest
 from conftest import until
 
+import fieldbook
 from fieldbook import files, inventory, paths, receipts, station
 from fieldbook.errors import BadInput, GateFailed
 
@@ -237,7 +238,15 @@ def test_progress_is_one_line_outside_the_notebook(opened):
     assert (st.run_dir / ".progress").read_text() == "candidate: serving\n"
 
 
-def test_a_recorded_box_has_to_say_its_versions(opened, sections):
+def test_versions_of_a_box_of_which_only_outputs_were_captured_are_unknown(opened, sections):
+    st = opened("02_memory_accounting", box={**sections["box"], "kind": "recorded", "name": "nobody"})
+    st.close("ok")
+    versions = receipts.read(st.run_dir, "02_memory_accounting").versions
+    assert versions.pop("fieldbook") == fieldbook.__version__ and set(versions.values()) == {None}
+
+
+def test_a_recorded_run_has_to_say_its_versions(opened, sections, monkeypatch):
+    monkeypatch.setattr(paths, "only_captured", lambda name: False)
     box = {**sections["box"], "kind": "recorded", "name": "nobody"}
     with pytest.raises(BadInput, match="data/boxes/nobody/versions.yml: missing"):
         opened("02_memory_accounting", box=box).close("ok")
