@@ -8,6 +8,7 @@ from .arms import Boot, layout_name
 from .bench import Sample
 from .inventory import Finding, Gpu, Inventory, Measurement, cpu_ranges
 from .inventory.links import nearness
+from .inventory.values import some
 from .memory import Pool
 from .params import Baseline, Parallel
 from .partition import Candidate
@@ -126,11 +127,7 @@ def unknowns(box: Inventory) -> Rows:
     for link in box.links:
         for field, why in link.unknown.items():
             found.setdefault((field, why), []).append(f"{link.a}-{link.b}")
-    return [{"value": field.replace("_", " "), "of": _some(who), "why unknown": why} for (field, why), who in found.items()]
-
-
-def _some(names: list[str], most: int = 8) -> str:
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+    return [{"value": field.replace("_", " "), "of": some(who), "why unknown": why} for (field, why), who in found.items()]
 
 
 def links(box: Inventory) -> Rows:
@@ -143,7 +140,7 @@ def links(box: Inventory) -> Rows:
         peer = ", ".join(f"{name} {status}" for name, status in link.p2p.items()) or "not told"
         found.setdefault((kind, peer, link.theoretical_gb_s, link.theoretical_source or link.unknown.get("theoretical_gb_s")), []).append(f"{link.a}-{link.b}")
     return [
-        {"pairs": _some(pairs_, 16), "link": kind, "peer access": peer, "GB/s per direction, at most": rate, "from": source}
+        {"pairs": some(pairs_, 16), "link": kind, "peer access": peer, "GB/s per direction, at most": rate, "from": source}
         for (kind, peer, rate, source), pairs_ in found.items()
     ]
 

@@ -76,7 +76,7 @@ def _matrix(box: Inventory) -> list[dict[str, Any]]:
 def _finding(row: dict[str, Any]) -> str:
     width = max(60, min(shutil.get_terminal_size((100, 24)).columns, 140))
     lines = [f"[{row['severity']}] {row['finding']}"]
-    lines += [f"{name}: {row[key]}" for name, key in (("evidence", "evidence"), ("what to do", "what to do")) if row[key]]
+    lines += [f"{key}: {row[key]}" for key in ("evidence", "what to do") if row[key]]
     wrapped = [textwrap.fill(lines[0], width, initial_indent="  ", subsequent_indent="      ")]
     return "\n".join(wrapped + [textwrap.fill(text, width, initial_indent="      ", subsequent_indent="        ") for text in lines[1:]])
 

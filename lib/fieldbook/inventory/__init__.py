@@ -17,12 +17,12 @@ from ..errors import BadInput
 from ..params import Params
 from . import captured, findings, host, lspci, merge, nvlink, nvml, topology, values
 from . import measure as measuring
-from .host import cpu_ranges, parse_cpu_list, parse_meminfo, parse_numactl
+from .host import cpu_ranges, parse_cpu_list
 from .model import Finding, Gpu, Host, Inventory, Link, Measurement, NumaNode, Reading, Spread
 
 __all__ = [
     "Finding", "Gpu", "Host", "Inventory", "Link", "Measurement", "NumaNode", "Reading", "Spread",
-    "cpu_ranges", "gpu_memory_used", "measured", "parse_cpu_list", "parse_meminfo", "parse_numactl",
+    "cpu_ranges", "gpu_memory_used", "measured", "parse_cpu_list",
     "read", "read_captured", "read_live", "read_pasted", "with_offload",
 ]  # fmt: skip
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from .. import files
 from ..errors import BadInput
 from .anonymize import VOCABULARY, Secrets, anonymize, technical_words
+from .host import parse_cpu_list
 
 TIMEOUT_S = 20.0
 QUERY_FIELDS = (
@@ -142,8 +143,8 @@ def _numa_from_sys() -> str:
     nodes = sorted(int(p.name[4:]) for p in Path(base).glob("node[0-9]*"))
     for node in nodes:
         memory = dict(re.findall(r"Mem(Total|Free):\s+(\d+) kB", _read(f"{base}/node{node}/meminfo")))
-        cpus = [range(int(a), int(b or a) + 1) for a, b in re.findall(r"(\d+)(?:-(\d+))?", _read(f"{base}/node{node}/cpulist"))]
-        lines.append(f"node {node} cpus: {' '.join(str(cpu) for part in cpus for cpu in part)}".rstrip())
+        cpus = parse_cpu_list(_read(f"{base}/node{node}/cpulist"))
+        lines.append(f"node {node} cpus: {' '.join(map(str, cpus))}".rstrip())
         lines += [f"node {node} {word}: {int(memory[key]) // 1024} MB" for word, key in (("size", "Total"), ("free", "Free")) if key in memory]
         row = _read(f"{base}/node{node}/distance").split()
         distances += [f"{node:3}: {' '.join(f'{d:>3}' for d in row)}"] if len(row) == len(nodes) else []

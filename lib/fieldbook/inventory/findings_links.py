@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from . import links as rates
 from .model import Finding, Gpu, Inventory, Link
 from .topology import P2P_MEANING
-from .values import MIB
+from .values import MIB, some
 
 # Gen3 x4. All-reduce of tensor parallelism over less costs more time than it saves.
 SLOW_LINK_GB_S = 4.0
@@ -33,7 +33,7 @@ def indexes(gpus: list[Gpu]) -> list[int]:
 def _pcie(box: Inventory) -> Iterator[Finding]:
     narrow = [g for g in box.gpus if 0 < (g.pcie_width_lanes or 0) < (g.pcie_width_max_lanes or 0)]
     for gpu in narrow:
-        port = _upstream(box, gpu)
+        port = rates.port_above(gpu, box.ports)
         slot = f" The port above it has {port.width_cap_lanes} lanes: the slot is the limit." if port and port.width_cap_lanes == gpu.pcie_width_lanes else ""
         rate, full = (rates.pcie_gb_s(gpu.pcie_generation_max or gpu.pcie_generation, n) for n in (gpu.pcie_width_lanes, gpu.pcie_width_max_lanes))
         worth = f" ({rate:.1f} instead of {full:.1f} GB/s per direction)" if rate and full else ""
@@ -127,10 +127,6 @@ def at_rest(gpu: Gpu) -> tuple[bool | None, str]:
     return None, "the output does not tell whether the card was idle"
 
 
-def _upstream(box: Inventory, gpu: Gpu):
-    return rates.port_above(gpu, box.ports)
-
-
 def _measured(box: Inventory) -> Iterator[Finding]:
     for m in box.measured:
         if m.unit != "GB/s" or not m.ceiling:
@@ -167,7 +163,7 @@ def _peers(box: Inventory) -> Iterator[Finding]:
     for (status, capability), pairs in off.items():
         by_word.setdefault((status, capability == "unstated"), []).extend(pairs)
     for (status, unstated), pairs in by_word.items():
-        shown = ", ".join(f"{k.a}-{k.b}" for k in pairs[:6]) + (f" and {len(pairs) - 6} more" if len(pairs) > 6 else "")
+        shown = some([f"{k.a}-{k.b}" for k in pairs], 6)
         gpus, among = sorted({i for k in pairs for i in (k.a, k.b)}), f"{len(pairs)} of {len(box.links)} pairs"
         evidence = f"{shown}: {status}" + (f" ({P2P_MEANING[status]})" if status in P2P_MEANING else "")
         if unstated or status == "U":
@@ -233,7 +229,7 @@ def _nvlink(box: Inventory) -> Iterator[Finding]:
                 severity="note",
                 gpus=island,
                 what=f"Within {'-'.join(map(str, island))} not every pair has an NVLink of its own",
-                evidence=f"no NVLink between {', '.join(f'{a}-{b}' for a, b in apart[:8])}" + (f" and {len(apart) - 8} more" if len(apart) > 8 else ""),
+                evidence=f"no NVLink between {some([f'{a}-{b}' for a, b in apart])}",
                 advice="All-reduce among all of them crosses a slower way: vLLM's custom all-reduce stays off for a TP group that is not fully joined.",
             )
     widths = {k.nvlinks for k in box.links if k.nvlinks}

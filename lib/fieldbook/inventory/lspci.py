@@ -5,12 +5,13 @@ import subprocess
 from pathlib import Path
 
 from .model import Gpu, PciePort, Reading
+from .smi_text import BUS_ID
 from .values import bus_id
 
 # 'GPU' in lspci's class names, and the bridges above them.
 _GPU_CLASS = re.compile(r"(VGA compatible controller|3D controller|Display controller|Processing accelerators)")
-_ADDRESS = re.compile(r"^\s*(?:\w+:\s+)?((?:[0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7])(?:\s+(\S.*)|\s*)$")
-_COMMAND = re.compile(r"\blspci\b.*\s-\w*s\s+((?:[0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7])\b")
+_ADDRESS = re.compile(rf"^\s*(?:\w+:\s+)?({BUS_ID})(?:\s+(\S.*)|\s*)$")
+_COMMAND = re.compile(rf"\blspci\b.*\s-\w*s\s+({BUS_ID})\b")
 _LINK = re.compile(r"Speed\s+(\d{1,2}(?:\.\d)?)\s*GT/s(?:\s*\((\w+)\))?,\s*Width\s+x(\d{1,2})(?:\s*\((\w+)\))?")
 
 
@@ -90,7 +91,7 @@ def live(addresses: list[str]) -> list[PciePort]:
             folder = folder.resolve()
             found.setdefault(folder.name, _live_port(folder, is_gpu=folder.name == address))
             folder = folder.parent
-    redirect = _live_redirect()
+    redirect = _live_redirect() if found else {}
     return [port.model_copy(update={"acs_redirect": redirect.get(address)}) for address, port in sorted(found.items())]
 
 

@@ -39,7 +39,6 @@ class Matrix:
     line: int
     columns: list[str]
     tail: list[tuple[str, int]]  # (field, position in the header line)
-    header: str
     at: list[int]
     rows: list[Row] = field(default_factory=list)
     command: str = ""
@@ -126,7 +125,6 @@ def _header(lines: list[str], at: int) -> Matrix | None:
         line=at + 1,
         columns=kept,
         tail=tail,
-        header=flat,
         at=[spot for _, spot in devices],
         strangers=[w for w in strangers if re.match("[A-Z0-9]", w) and w != "CPU"],
     )

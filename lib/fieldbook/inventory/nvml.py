@@ -114,7 +114,7 @@ def _gpu(pynvml: Any, index: int, handle: Any) -> Gpu:
         architecture=_ARCHITECTURES.get(architecture),
         compute_capability=f"{capability[0]}.{capability[1]}" if capability else None,
         memory_total_bytes=memory.total if memory else None,
-        memory_usable_bytes=_usable(memory, second),
+        memory_usable_bytes=_usable(second),
         memory_used_bytes=second.used if second else memory.used if memory else None,
         memory_bus_width_bits=ask("memory_bus_width_bits", "nvmlDeviceGetMemoryBusWidth"),
         pcie_generation=ask("pcie_generation", "nvmlDeviceGetCurrPcieLinkGeneration"),
@@ -124,7 +124,7 @@ def _gpu(pynvml: Any, index: int, handle: Any) -> Gpu:
         pcie_width_max_lanes=ask("pcie_width_max_lanes", "nvmlDeviceGetMaxPcieLinkWidth"),
         numa_node=_near_node(near, address),
         gpu_numa_id=own_node,
-        cpu_affinity=_cpu_ranges(affinity) if affinity else None,
+        cpu_affinity=cpu_ranges(_bits(affinity or [])) or None,
         pstate=f"P{pstate}" if isinstance(pstate, int) and pstate < 16 else None,
         idle=bool(reasons & _IDLE) if reasons is not None else None,
         throttle_reasons=[name for bit, name in _SLOWDOWNS.items() if reasons & bit] if reasons is not None else None,
@@ -161,7 +161,7 @@ def _address(pci: Any, unknown: dict[str, str]) -> str | None:
         return None
 
 
-def _usable(memory: Any, second: Any) -> int | None:
+def _usable(second: Any) -> int | None:
     if second and getattr(second, "reserved", 0):
         return second.total - second.reserved
     # Without a reserve of its own the first version counts it as used; an unused card then has free = usable.
@@ -174,7 +174,7 @@ def _watts(milliwatts: int | None) -> float | None:
 
 def _near_node(masks: Any, address: str | None) -> int | None:
     """The one NUMA node that NVML or /sys names; None where they name several or none (/sys says -1 where the firmware is silent)."""
-    named = [64 * i + bit for i, word in enumerate(masks or []) for bit in range(64) if int(word) >> bit & 1]
+    named = _bits(masks or [])
     if len(named) == 1:
         return named[0]
     try:
@@ -184,10 +184,9 @@ def _near_node(masks: Any, address: str | None) -> int | None:
     return node if node >= 0 else None
 
 
-def _cpu_ranges(words: Any) -> str | None:
-    """Bit masks of 64 CPUs each -> '0-47,96-143'."""
-    cpus = [64 * i + bit for i, word in enumerate(words) for bit in range(64) if int(word) >> bit & 1]
-    return cpu_ranges(cpus) or None
+def _bits(words: Any) -> list[int]:
+    """Numbers of the bits that are set in masks of 64 each."""
+    return [64 * i + bit for i, word in enumerate(words) for bit in range(64) if int(word) >> bit & 1]
 
 
 def _mig_devices(pynvml: Any, handle: Any) -> list[MigDevice]:

@@ -3,7 +3,7 @@
 import re
 
 from .model import GpuProcess, MigDevice
-from .smi_text import MAX_INDEX, is_border, memory_with_unit, small
+from .smi_text import MAX_INDEX, is_border, memory_with_unit, mig_device, small
 from .values import Picked
 
 _MIG = re.compile(r"\|\s*(\d{1,4})\s+(\d{1,4}|N/A)\s+(\d{1,4}|N/A)\s+(\d{1,4})\s*\|\s*([^|/]*?)\s*/\s*([^|]*?)\s*(?:\||$)")
@@ -19,11 +19,7 @@ def take_mig(gpus: list[Picked], rows: list[str], incomplete: list[str]) -> None
     found: dict[int, list[MigDevice]] = {}
     for row in rows:
         if device := _MIG.search(row):
-            sizes = Picked()
-            sizes.take("used", device[5], memory_with_unit)
-            sizes.take("total", device[6] if row.count("|") > 2 else "cut", memory_with_unit)
-            instance = f"device {device[4]} (GI {device[2]}, CI {device[3]})"
-            made = MigDevice(instance=instance, memory_total_bytes=sizes.values.get("total"), memory_used_bytes=sizes.values.get("used"))
+            made = mig_device(device[4], device[2], device[3], device[6] if row.count("|") > 2 else "cut", device[5])
             found.setdefault(int(device[1]), []).append(made)
     for gpu in gpus:
         gpu.values["mig_devices"] = found.get(gpu.values["index"], [])[:64]

@@ -11,14 +11,15 @@ from .smi_text import (
     counted,
     driver_model,
     gpu_index,
+    is_among,
     lines,
     lost_gpu,
-    lost_words,
     memory,
     pstate,
     reason_name,
     same_uuid_note,
     small,
+    take_lost,
     take_reasons,
     take_uncorrected,
     usable,
@@ -68,6 +69,7 @@ _KNOWN = {name for _, _, names in _FIELDS for name in names} | {
     "gpu_serial",
 }
 # Columns whose cells show at a glance whether a line is a row.
+_IDENTITY = ("index", "uuid", "gpu_uuid", "pci.bus_id", "gpu_bus_id")  # columns that tell GPUs apart
 _TYPED = {name: convert for _, convert, names in _FIELDS for name in names if convert is not str.strip}
 _REASON = re.compile(r"clocks_(?:event|throttle)_reasons\.(?!supported$|active$)(\w+)$")
 # Bits of clocks_event_reasons.active: NVML's nvmlClocksEventReason constants.
@@ -102,9 +104,9 @@ def read_csv(text: str) -> Reading | None:
         stated = int(told)
     gpus, repeated = _first_samples(gpus, _column("timestamp", fields, found))
     notes += repeated
-    gpus += [gone for gone in lost if not any(gone.index is not None and gone.index == gpu.index or gone.bus_id and gone.bus_id == gpu.bus_id for gpu in gpus)]
+    gpus += [gone for gone in lost if not is_among(gone, gpus)]
     gpus.sort(key=lambda gpu: -1 if gpu.index is None else gpu.index)
-    numbered = any(name in fields for name in ("index", "uuid", "gpu_uuid", "pci.bus_id", "gpu_bus_id"))
+    numbered = any(name in fields for name in _IDENTITY)
     count, faults = counted(gpus, stated)
     if count is None and numbered:
         count = len(gpus)
@@ -223,7 +225,7 @@ def _cells(row: str, fields: list[str]) -> tuple[list[str] | None, bool]:
         cells = cells[:-1]  # the last one may itself be cut: 143 of 143771
     typed = [(name, cell) for name, cell in zip(fields, cells, strict=False) if name in _TYPED]
     good = sum(_fits(name, cell) for name, cell in typed)
-    named = any(name in ("index", "uuid", "gpu_uuid", "pci.bus_id", "gpu_bus_id") and not says_nothing(cell) and _fits(name, cell) for name, cell in typed)
+    named = any(name in _IDENTITY and not says_nothing(cell) and _fits(name, cell) for name, cell in typed)
     if typed and good * 2 < len(typed) and not named or not whole and (not typed or not _fits(*typed[0])):
         return None, False
     if not typed and len(fields) == 1 and not re.match(r"(?:NVIDIA|Tesla|GeForce|Quadro|RTX|GTX|TITAN|GRID|CMP|[A-Z]{1,2}\d{1,4})\b", cells[0]):
@@ -264,8 +266,7 @@ def _gpu(cells: dict[str, str], units: dict[str, str | None], with_units: bool) 
     total = cells.get(volatile + "total")
     parts = [cell for place in ("dram", "device_memory", "sram") if (cell := cells.get(volatile + place)) is not None]
     take_uncorrected(picked, [total] if total is not None and not (says_nothing(total) and parts) else parts[:2])
-    if words := next((words for cell in cells.values() if (words := lost_words(cell))), None):
-        picked.values["lost"] = words
+    take_lost(picked, cells.values())
     return picked.gpu()
 
 

@@ -11,13 +11,14 @@ from .smi_text import (
     driver_model,
     lines,
     lost_gpu,
-    lost_words,
     memory_with_unit,
+    mig_device,
     pstate,
     reason_name,
     same_uuid_note,
     small,
     small_with,
+    take_lost,
     take_reasons,
     take_uncorrected,
     usable,
@@ -192,8 +193,7 @@ def _gpu(heading: str | None, rows: list[_LINE], index: int | None) -> Gpu:
     take_uncorrected(picked, new or [value for above, key, value in volatile if above[-1] == "Double Bit" and key == "Total"])
     picked.values["mig_devices"] = _mig_devices([(device, row) for device, row in zip(inside, rows, strict=True) if device is not None])
     _take_processes(picked, own)
-    if words := next((words for _, _, value in own if (words := lost_words(value))), None):
-        picked.values["lost"] = words
+    take_lost(picked, (value for _, _, value in own))
     return picked.gpu()
 
 
@@ -244,12 +244,8 @@ def _mig_devices(rows: list[tuple[str, _LINE]]) -> list[MigDevice]:
     for group in groups[:64]:
         if "Index" not in group and "GPU Instance ID" not in group:
             continue
-        sizes = Picked()
-        sizes.take("total", group.get("FB Total"), memory_with_unit)
-        sizes.take("used", group.get("FB Used"), memory_with_unit)
         number, gi, ci = (group.get(key, "?")[:8] for key in ("Index", "GPU Instance ID", "Compute Instance ID"))
-        instance = f"device {number} (GI {gi}, CI {ci})"
-        devices.append(MigDevice(instance=instance, memory_total_bytes=sizes.values.get("total"), memory_used_bytes=sizes.values.get("used")))
+        devices.append(mig_device(number, gi, ci, group.get("FB Total"), group.get("FB Used")))
     return devices
 
 

@@ -15,13 +15,14 @@ from .smi_text import (
     counted,
     driver_model,
     lines,
-    lost_words,
     memory_with_unit,
+    mig_device,
     pstate,
     reason_name,
     same_uuid_note,
     small,
     small_with,
+    take_lost,
     take_reasons,
     take_uncorrected,
     usable,
@@ -148,8 +149,7 @@ def _gpu(piece: str, index: int | None, whole: bool = True) -> Gpu | None:
     take_uncorrected(picked, _uncorrected(root.find("ecc_errors/volatile")))
     picked.values["mig_devices"] = [device for node in root.findall("mig_devices/mig_device")[:64] if (device := _mig_device(node))]
     _take_processes(picked, root.find("processes"))
-    if words := next((words for text in root.itertext() if (words := lost_words(text))), None):
-        picked.values["lost"] = words
+    take_lost(picked, root.itertext())
     if not whole:
         # Lists and sums may go on behind the break.
         for field in ("processes", "mig_devices", "throttle_reasons", "ecc_uncorrected"):
@@ -167,10 +167,7 @@ def _uncorrected(volatile: ElementTree.Element | None) -> list[str]:
 
 def _mig_device(node: ElementTree.Element) -> MigDevice | None:
     number, gi, ci = ((node.findtext(tag) or "?").strip()[:8] for tag in ("index", "gpu_instance_id", "compute_instance_id"))
-    sizes = Picked()
-    sizes.take("total", node.findtext("fb_memory_usage/total"), memory_with_unit)
-    sizes.take("used", node.findtext("fb_memory_usage/used"), memory_with_unit)
-    return MigDevice(instance=f"device {number} (GI {gi}, CI {ci})", memory_total_bytes=sizes.values.get("total"), memory_used_bytes=sizes.values.get("used"))
+    return mig_device(number, gi, ci, node.findtext("fb_memory_usage/total"), node.findtext("fb_memory_usage/used"))
 
 
 def _take_processes(picked: Picked, node: ElementTree.Element | None) -> None:

@@ -15,6 +15,7 @@ from .smi_text import (
     compute_mode,
     counted,
     driver_model,
+    is_among,
     is_border,
     lines,
     lost_gpu,
@@ -104,7 +105,7 @@ def _reading(
     beyond = take_processes(picked, boxes["processes"], incomplete)
     gpus = [_named(one) for one in picked]
     for gone in {(gone.index, gone.bus_id): gone for gone in lost}.values():
-        if not any(gone.index is not None and gone.index == gpu.index or gone.bus_id and gone.bus_id == gpu.bus_id for gpu in gpus):
+        if not is_among(gone, gpus):
             gpus.append(gone)
     gpus.sort(key=lambda gpu: gpu.index if gpu.index is not None else 10**6)
     count, faults = counted(gpus, None, beyond)

@@ -2,9 +2,9 @@
 
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
-from .model import Gpu
+from .model import Gpu, MigDevice
 from .values import MIB, Picked, bus_id, integer, number, size_bytes
 
 BUS_ID = r"(?:[0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7]"
@@ -232,3 +232,23 @@ def same_uuid_note(gpus: list[Gpu]) -> list[str]:
     """A note where several GPUs state one UUID, as in outputs with the identifiers blacked out."""
     known = [gpu.uuid for gpu in gpus if gpu.uuid]
     return ["several GPUs state the same UUID: it was replaced before the text was shared"] if len(set(known)) < len(known) else []
+
+
+def mig_device(number: str, gi: str, ci: str, total: str | None, used: str | None) -> MigDevice:
+    """A MIG device by its own numbers, those of its instances, and the texts of its memory sizes."""
+    sizes = Picked()
+    sizes.take("total", total, memory_with_unit)
+    sizes.take("used", used, memory_with_unit)
+    instance = f"device {number} (GI {gi}, CI {ci})"
+    return MigDevice(instance=instance, memory_total_bytes=sizes.values.get("total"), memory_used_bytes=sizes.values.get("used"))
+
+
+def take_lost(picked: Picked, texts: Iterable[str]) -> None:
+    """Keep the first words that tell of a GPU that is off the bus."""
+    if words := next((words for text in texts if (words := lost_words(text))), None):
+        picked.values["lost"] = words
+
+
+def is_among(gone: Gpu, gpus: list[Gpu]) -> bool:
+    """Whether a lost GPU is one of these, by index or bus address."""
+    return any(gone.index is not None and gone.index == gpu.index or gone.bus_id and gone.bus_id == gpu.bus_id for gpu in gpus)

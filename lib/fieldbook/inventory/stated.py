@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ..errors import BadInput
 from .model import Gpu, Link, Reading
+from .topology import P2P_MEANING
 
 # More GPUs than any one box has; every pair of them becomes a link.
 LARGEST_COUNT = 256
@@ -69,7 +70,7 @@ def _named(box: _Box) -> dict[tuple[int, int], str]:
     wrong = next((kind for kind in kinds if not re.fullmatch(r"NV\d{1,2}|PIX|PXB|PHB|NODE|SYS", kind)), None)
     if wrong is not None:
         raise BadInput(f"a stated box: links: {wrong!r} is no kind of link; give NV with a number, PIX, PXB, PHB, NODE or SYS")
-    word = next((word for word in box.links.p2p.values() if word not in ("OK", "CNS", "GNS", "TNS", "NS", "DR", "U")), None)
+    word = next((word for word in box.links.p2p.values() if word not in P2P_MEANING), None)
     if word is not None:
         raise BadInput(f"a stated box: links.p2p: {word!r} is no word of `nvidia-smi topo -p2p`; give OK, CNS, GNS, TNS, NS, DR or U")
     if box.gpus.numa_node and len(box.gpus.numa_node) != count:

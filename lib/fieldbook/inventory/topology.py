@@ -46,7 +46,8 @@ def read_topology(text: str, source: str = "") -> Reading | None:
             f"line {matrix.line}: a matrix of {len(matrix.gpu_columns)} GPUs with '{foreign}' between them, which nvidia-smi does not print: "
             "it looks like another vendor's (MX: MetaX's mx-smi, HCCS: Ascend's npu-smi, XGMI: AMD's rocm-smi)"
         )
-    gpus, cells, incomplete, notes = _square(matrix)
+    gpus, cells, incomplete = _square(matrix)
+    notes = []
     if len(found) > 1:
         notes.append(f"a second topology matrix in line {found[1].line} is not read")
     pcie_only = matrix.command.endswith("-mp") or (not matrix.command and bool(re.search(r"topo[-_ ]?mp(?![a-z])", source)))
@@ -74,7 +75,7 @@ def read_p2p(text: str, source: str = "") -> list[Reading]:
     for matrix in find_matrices(text):
         if _class_of(matrix, source) != "p2p":
             continue
-        gpus, cells, incomplete, notes = _square(matrix)
+        gpus, cells, incomplete = _square(matrix)
         asked = re.search(r"p2p[ -](rw|[rwnap])\b", matrix.command) or re.search(r"p2p[-_ ](rw|[rwnap])\b", source)
         names = _CAPABILITY[asked[1]] if asked else ["unstated"]
         command = f"nvidia-smi topo -p2p {asked[1] if asked else '?'}"
@@ -91,7 +92,7 @@ def read_p2p(text: str, source: str = "") -> list[Reading]:
                 links.append(Link(a=a, b=b, unknown={f"p2p {name}": why for name in names}))
             else:
                 links.append(Link(a=a, b=b, p2p=dict.fromkeys(names, status)))
-        readings.append(Reading(command=command, gpus=[Gpu(index=i) for i in gpus], gpu_count=len(gpus), links=links, incomplete=incomplete, notes=notes))
+        readings.append(Reading(command=command, gpus=[Gpu(index=i) for i in gpus], gpu_count=len(gpus), links=links, incomplete=incomplete))
     return readings
 
 
@@ -132,13 +133,13 @@ def _class_of(matrix: Matrix, source: str = "") -> str:
     return "topology" if not matrix.rows or any(c == "X" for c in cells) else "other"
 
 
-def _square(matrix: Matrix) -> tuple[list[int], dict[tuple[int, int], str], list[str], list[str]]:
-    """(GPU indexes, cells by (row, column), what is missing, notes). A row whose X is not in its own column is not read."""
+def _square(matrix: Matrix) -> tuple[list[int], dict[tuple[int, int], str], list[str]]:
+    """(GPU indexes, cells by (row, column), what is missing). A row whose X is not in its own column is not read."""
     header = [int(c[3:]) for c in matrix.gpu_columns]
     rows = [(int(row.label[3:]), row.cells) for row in matrix.rows if re.fullmatch(r"GPU\d{1,3}", row.label)]
     # The end of a row may be cut off; a row that has its CPU list but too few cells lost one of them somewhere.
     lost = {int(r.label[3:]) for r in matrix.rows if re.fullmatch(r"GPU\d{1,3}", r.label) and r.behind.strip() and len(r.cells) < len(matrix.columns)}
-    incomplete, notes = [], []
+    incomplete = []
     width = len(header)
     # Network cards are NICn, or have the driver's name in small letters: 'GP1' is a GPU whose label was damaged.
     odd = [c for c in matrix.columns if c not in matrix.gpu_columns and re.match(r"(?!NIC\d|CPU$)[A-Z]", c)]
@@ -192,7 +193,7 @@ def _square(matrix: Matrix) -> tuple[list[int], dict[tuple[int, int], str], list
     missing = [label for label in header if label not in read and f"row GPU{label}:" not in " ".join(incomplete)]
     if missing:
         incomplete.append(f"no row for GPU {', '.join(map(str, missing))} ({len(header)} GPUs in the header, {len(read)} rows read)")
-    return header, cells_by_pair, incomplete, notes
+    return header, cells_by_pair, incomplete
 
 
 def _both_ways(cells: dict[tuple[int, int], str], a: int, b: int) -> tuple[str | None, str]:

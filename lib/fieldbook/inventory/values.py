@@ -123,3 +123,8 @@ class Picked:
     def gpu(self) -> Gpu:
         """The Gpu."""
         return Gpu(**self.values, unknown={key: why for key, why in self.unknown.items() if self.values.get(key) is None})
+
+
+def some(names: list[str], most: int = 8) -> str:
+    """The first names, and how many more there are."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
