@@ -161,10 +161,7 @@ def run_memory(arguments) -> int:
     if arguments.partition:
         split = tuple(_numbers(arguments.partition, "--partition", int))
     if arguments.available_gib:
-        space = {"available_kv_gib": _numbers(arguments.available_gib, "--available-gib", float), "kv_cache_gib_per_rank": None}
-        # It is the space at this split, whatever split the params name.
-        here = loaded.parallel.model_copy(update={"layer_partition": list(split)})
-        loaded = memory_tables.with_engine(loaded.model_copy(update={"parallel": here}), **space)
+        loaded = memory.with_space(loaded, split, _numbers(arguments.available_gib, "--available-gib", float))
     gpus, given = None, bool(loaded.engine.available_kv_gib)
     if loaded.engine.kv_cache_gib_per_rank is None:
         box = inventory.read_captured(Path(arguments.source)) if arguments.source else inventory.read(loaded)

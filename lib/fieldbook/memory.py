@@ -4,7 +4,6 @@ Bytes inside; GiB is 2**30 bytes and appears only when shown. Needs the model's 
 shape, `weights` counts weights, `kv` pages, groups and blocks, `budget` what is left for them; here they make one ledger.
 """
 
-from collections import Counter
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -13,7 +12,6 @@ from .budget import Budget, Gpus
 from .errors import BadInput
 from .schema import Params
 from .spec import Layer, ModelSpec
-from .weights.ranks import outside
 
 GIB = 2**30
 HIGHEST_GIB = 1_000_000_000  # no card has as much; the same limit as the command's options
@@ -54,8 +52,8 @@ class Pool:
 
     @property
     def holds_longest_request(self) -> bool:
-        """Whether one request of max_model_len fits beside the null block; without that vLLM does not start (kv_cache_utils.get_kv_cache_configs)."""
-        return self.blocks > self.blocks_per_request
+        """Whether one request of max_model_len fits; without that vLLM does not start."""
+        return kv.fits(self.blocks, self.blocks_per_request)
 
 
 @lru_cache
@@ -75,40 +73,9 @@ def heads(spec: ModelSpec) -> tuple[int, int]:
 
 
 def rank_weights_bytes(spec: ModelSpec, params: Params, split: tuple[int, ...] | list[int], tensor_parallel_size: int) -> list[weights.RankWeights]:
-    """Weights of one TP rank of every stage: weights.rank_weights, with the layers added up from sums that a search over splits finds once."""
-    stages, mtp, dtype = len(split), params.engine.draft_tokens > 0, params.engine.dtype
-    if sum(split) != spec.num_hidden_layers or min(split) < 1 or tensor_parallel_size < 1:
-        # It says what is wrong.
-        return weights.rank_weights(spec, list(split), tensor_parallel_size=tensor_parallel_size, with_mtp=mtp, dtype=dtype)
-    layers, found, first = _layers_by_component(spec, tensor_parallel_size, dtype), [], 0
-    for stage, count in enumerate(split):
-        groups: Counter[str] = Counter()
-        for one in layers[first : first + count]:
-            groups.update(one)
-        groups.update(_outside_by_component(spec, stage == 0, stage == stages - 1, mtp, tensor_parallel_size, dtype))
-        found.append(weights.RankWeights(stage, first, count, sum(groups.values()), dict(groups)))
-        first += count
-    return found
-
-
-@lru_cache(maxsize=64)
-def _layers_by_component(spec: ModelSpec, tp: int, dtype: str) -> tuple[dict[str, int], ...]:
-    """Bytes of every layer on one TP rank, by component."""
-    return tuple(_by_component(weights.components(layer, spec), spec, tp, dtype) for layer in spec.layers)
-
-
-@lru_cache(maxsize=64)
-def _outside_by_component(spec: ModelSpec, first: bool, last: bool, mtp: bool, tp: int, dtype: str) -> dict[str, int]:
-    """Bytes of a stage besides its layers, which depend on where it stands and not on how many stages lie between."""
-    stage, stages = (0, 1 if last else 2) if first else (1, 2 if last else 3)
-    return _by_component(outside(spec, stage, stages, mtp), spec, tp, dtype)
-
-
-def _by_component(held: list[weights.Component], spec: ModelSpec, tp: int, dtype: str) -> dict[str, int]:
-    groups: Counter[str] = Counter()
-    for one in held:
-        groups[one.group] += weights.rank_bytes(one, spec, tp, False, dtype)
-    return dict(groups)
+    """Weights of one TP rank of every stage with these params: weights.rank_weights in the server's dtype, with the MTP layers when it drafts."""
+    engine = params.engine
+    return weights.rank_weights(spec, split, tensor_parallel_size=tensor_parallel_size, with_mtp=engine.draft_tokens > 0, dtype=engine.dtype)
 
 
 def checkpoint_bytes(spec: ModelSpec, dtype: str | None = None) -> int:
@@ -140,6 +107,19 @@ def active_parameters(spec: ModelSpec) -> int:
     return total
 
 
+def with_space(params: Params, split: tuple[int, ...] | list[int], gib: list[float]) -> Params:
+    """The params with the KV space of each stage given, in GiB, and the split at which it is that."""
+    engine = params.engine.model_copy(update={"available_kv_gib": gib, "kv_cache_gib_per_rank": None})
+    return params.model_copy(update={"engine": engine, "parallel": params.parallel.model_copy(update={"layer_partition": list(split)})})
+
+
+def given_kv_gib(given: list[float], stages: int) -> list[float]:
+    """engine.available_kv_gib for every stage. Raises BadInput where it has neither one value for all nor one for each."""
+    if len(given) not in (1, stages):
+        raise BadInput(f"engine.available_kv_gib: got {len(given)} values for {stages} stages; give one for each, or one for all")
+    return given if len(given) == stages else given * stages
+
+
 def available_kv_bytes(
     spec: ModelSpec, params: Params, split: tuple[int, ...] | list[int], held: list[weights.RankWeights], tp: int, gpus: Gpus | None
 ) -> list[tuple[int, Budget | None]]:
@@ -152,9 +132,7 @@ def available_kv_bytes(
         return [(engine.kv_cache_gib_per_rank * GIB, None)] * stages
     # Given for one layout, the space says nothing of another with more or fewer stages: that one is estimated where the GPUs are known.
     if engine.available_kv_gib and (len(engine.available_kv_gib) in (1, stages) or gpus is None):
-        given = engine.available_kv_gib if len(engine.available_kv_gib) == stages else engine.available_kv_gib * stages
-        if len(given) != stages:
-            raise BadInput(f"engine.available_kv_gib: got {len(engine.available_kv_gib)} values for {stages} stages; give one for each, or one for all")
+        given = given_kv_gib(engine.available_kv_gib, stages)
         if any(not 0 < gib < HIGHEST_GIB for gib in given):
             # YAML's .inf passes for a number above 0.
             raise BadInput(f"engine.available_kv_gib: got {list(given)}, expected GiB of each stage, above 0 and below {HIGHEST_GIB:,}")
@@ -232,9 +210,7 @@ def pool_after(params: Params, spec: ModelSpec, split: tuple[int, ...] | list[in
     given = params.engine.kv_cache_gib_per_rank is not None or bool(params.engine.available_kv_gib)
     if given or any(stage not in logged_gib for stage in range(len(split))):
         return pool(params, spec, split, gpus=gpus), 0 if given else None
-    told = params.engine.model_copy(update={"available_kv_gib": [logged_gib[stage] for stage in range(len(split))]})
-    here = params.parallel.model_copy(update={"layer_partition": list(split)})
-    found = pool(params.model_copy(update={"engine": told, "parallel": here}), spec, split)
+    found = pool(with_space(params, split, [logged_gib[stage] for stage in range(len(split))]), spec, split)
     tight = found.ranks[found.binding_rank]
     # The log prints two decimals, so the true value lies up to 0.005 GiB away.
     return found, round(0.005 * GIB / tight.kv_bytes_per_block * found.block_size_tokens) + found.block_size_tokens

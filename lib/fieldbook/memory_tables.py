@@ -321,18 +321,18 @@ def capacity(params: Params, spec: ModelSpec, split: tuple[int, ...] | list[int]
 
 def what_if(params: Params, spec: ModelSpec, split: tuple[int, ...] | list[int], gpus: Gpus | None = None) -> Rows:
     """The pool when one thing changes: the cache's type, drafting, or the layout where the KV space of another layout can be told."""
-    engine, tp = params.engine, params.parallel.tensor_parallel_size
-    changes: list[tuple[str, dict[str, Any], tuple[int, ...], int]] = [("as it is", {}, tuple(split), tp)]
+    engine = params.engine
+    changes: list[tuple[str, dict[str, Any], tuple[int, ...], int | None]] = [("as it is", {}, tuple(split), None)]
     sparse = any(layer.attention.kind == "sparse_mla" for layer in spec.layers)
     for dtype in ("bfloat16", "fp8_ds_mla" if sparse else "fp8"):
         if engine.device != "cpu" and dtype != memory.cache_dtype(spec, params):
-            changes.append((f"KV cache as {dtype}", {"kv_cache_dtype": dtype}, tuple(split), tp))
+            changes.append((f"KV cache as {dtype}", {"kv_cache_dtype": dtype}, tuple(split), None))
     if spec.mtp_layers:
         change = ("without drafting", {"draft_tokens": 0}) if engine.draft_tokens else ("with MTP drafting 1 token", {"draft_tokens": 1})
-        changes.append((*change, tuple(split), tp))
+        changes.append((*change, tuple(split), None))
     if any(layer.attention.kind in STATE_KINDS for layer in spec.layers):
         turned = ("without prefix caching", {"prefix_caching": False}) if engine.prefix_caching else ("with prefix caching", {"prefix_caching": True})
-        changes.append((*turned, tuple(split), tp))
+        changes.append((*turned, tuple(split), None))
     # The space that was given is this layout's; another's is estimated from its cards.
     told = bool(engine.available_kv_gib) and engine.kv_cache_gib_per_rank is None
     other, how = ({"available_kv_gib": []}, ", space estimated") if told else ({}, "")
@@ -343,8 +343,7 @@ def what_if(params: Params, spec: ModelSpec, split: tuple[int, ...] | list[int],
     for name, change, layers, ranks in changes:
         row: dict[str, Any] = {"change": name, "pool tokens": None, "binding rank": None, "B per token there": None}
         try:
-            another = None if (layers, ranks) == (tuple(split), tp) else ranks
-            found = memory.pool(with_engine(params, **change), spec, layers, tensor_parallel_size=another, gpus=gpus, must_fit=False)
+            found = memory.pool(with_engine(params, **change), spec, layers, tensor_parallel_size=ranks, gpus=gpus, must_fit=False)
             tight = found.ranks[found.binding_rank]
             row |= {"pool tokens": found.pool_tokens, "binding rank": found.binding_rank, "B per token there": tight.kv_bytes_per_token}
         except BadInput as error:

@@ -150,12 +150,11 @@ def _check_against_model(params: Params, where: str) -> None:
                 f"{spec.num_hidden_layers} layers of {params.model.name}"
             )
     engine, bench, layout = params.engine, params.benchmarks, params.parallel
-    if len(engine.available_kv_gib) not in (0, 1, layout.pipeline_parallel_size):
+    try:
         # With the cards' memory known the ledger would estimate instead, and what was given would be dropped in silence.
-        raise BadInput(
-            f"{where}: engine.available_kv_gib: got {len(engine.available_kv_gib)} values for {layout.pipeline_parallel_size} stages; "
-            "give one for each, or one for all"
-        )
+        memory.given_kv_gib(engine.available_kv_gib or [0.0], layout.pipeline_parallel_size)
+    except BadInput as error:
+        raise BadInput(f"{where}: {error}") from None
     if layout.tensor_parallel_size % layout.decode_context_parallel_size:
         raise BadInput(
             f"{where}: parallel.decode_context_parallel_size: got {layout.decode_context_parallel_size}, "

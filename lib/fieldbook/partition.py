@@ -77,22 +77,6 @@ def _layer_equivalents(spec: ModelSpec) -> tuple[tuple[float, ...], float]:
     return tuple(size / mean for size in sizes), head / mean
 
 
-def pool_of(
-    params: Params,
-    spec: ModelSpec,
-    layers_per_stage: tuple[int, ...] | list[int],
-    tensor_parallel_size: int | None = None,
-    gpus: Gpus | None = None,
-    *,
-    must_fit: bool = True,
-) -> Pool:
-    """Pool of one split with these params. KV space: what the params give each stage, else what is left of the GPUs' memory.
-
-    Raises BadInput when it does not hold one request of max_model_len, unless must_fit is False.
-    """
-    return memory.pool(params, spec, layers_per_stage, tensor_parallel_size=tensor_parallel_size, gpus=gpus, must_fit=must_fit)
-
-
 def candidates(params: Params, spec: ModelSpec, gpus: Gpus | None = None) -> list[Candidate]:
     """Every split of the layout that holds at least one longest request, best first.
 
@@ -104,7 +88,7 @@ def candidates(params: Params, spec: ModelSpec, gpus: Gpus | None = None) -> lis
     found, refusal = [], None
     for split in all_splits(spec.num_hidden_layers, stages):
         try:
-            pool = pool_of(params, spec, split, gpus=gpus)
+            pool = memory.pool(params, spec, split, gpus=gpus)
         except BadInput as error:
             refusal = error
             continue

@@ -145,9 +145,9 @@ def recorded_versions(params: Params) -> dict[str, str | None]:
     Unknown for a box of which only outputs were captured. Raises BadInput where a run was recorded without them.
     """
     file = paths.box_data_dir(params.box.name) / "versions.yml"
-    if not file.is_file() and paths.only_captured(params.box.name):
-        return {key: version if key == "fieldbook" else None for key, version in receipts.versions().items()}
     if not file.is_file():
+        if paths.only_captured(params.box.name):
+            return {key: version if key == "fieldbook" else None for key, version in receipts.versions().items()}
         raise BadInput(f"data/boxes/{params.box.name}/versions.yml: missing; a recorded box has to say which versions it ran")
     return {"fieldbook": receipts.versions()["fieldbook"], **yaml.safe_load(file.read_text())}
 

@@ -5,7 +5,7 @@ PP1 and the even PP2 split are checked by the walk itself (notebooks 05 and 07 f
 
 import pytest
 
-from fieldbook import bootlog, memory, partition, patches, server
+from fieldbook import bootlog, memory, patches, server
 from fieldbook.params import Parallel
 
 pytestmark = pytest.mark.live
@@ -22,7 +22,7 @@ def test_predicted_pool_is_the_logged_one_and_the_server_answers(quick, run_dir,
     patches.apply(patches.vllm_tree(), "cpu-eager-pp")
     params = quick.model_copy(update={"engine": quick.engine.model_copy(update={"max_model_len": max_model_len, "dtype": dtype})})
     arm = Parallel(pipeline_parallel_size=2, layer_partition=list(split))
-    predicted = partition.pool_of(params, memory.model_spec(params.model.name), split)
+    predicted = memory.pool(params, memory.model_spec(params.model.name), split)
     assert predicted.pool_tokens == tokens
 
     state_file = server.launch(params, arm, split, run_dir, "uneven")

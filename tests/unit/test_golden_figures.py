@@ -33,8 +33,7 @@ def box():
 
 def pool(split, given, tp=4, **engine):
     # The stated space is that of the split itself.
-    here = box().parallel.model_copy(update={"layer_partition": list(split)})
-    return memory.pool(with_engine(box().model_copy(update={"parallel": here}), available_kv_gib=given, **engine), glm(), split, tensor_parallel_size=tp)
+    return memory.pool(with_engine(memory.with_space(box(), split, given), **engine), glm(), split, tensor_parallel_size=tp)
 
 
 def attention_block(state_dtype, draft_tokens):

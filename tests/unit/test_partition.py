@@ -178,14 +178,14 @@ def test_resolve_split(spec):
 
 def test_pool_of_another_arm_uses_that_arms_tensor_parallel_size(changed, spec):
     # TP 3 leaves one KV head a rank: 512 B per layer, 30 x 512 x 128 = 1,966,080 B -> 546 blocks.
-    assert partition.pool_of(changed(), spec, (30,)).pool_tokens == 23_296
-    assert partition.pool_of(changed(), spec, (30,), 3).pool_tokens == 546 * 128
+    assert memory.pool(changed(), spec, (30,)).pool_tokens == 23_296
+    assert memory.pool(changed(), spec, (30,), tensor_parallel_size=3).pool_tokens == 546 * 128
 
 
 def test_a_gpu_box_without_kv_space_is_one_line(changed, spec):
     box = changed({"engine.device": "cuda", "engine.kv_cache_gib_per_rank": None})
     with pytest.raises(BadInput, match="engine.available_kv_gib: missing, and the box has 0 GPUs whose memory is known for 2 ranks"):
-        partition.pool_of(box, spec, (15, 15))
+        memory.pool(box, spec, (15, 15))
 
 
 # --- boxes with GPUs

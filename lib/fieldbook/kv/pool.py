@@ -73,6 +73,11 @@ def pool_tokens(blocks: int, request_blocks: int, max_model_len: int) -> int:
     return int(blocks / request_blocks * max_model_len)
 
 
+def fits(blocks: int, needed: int) -> bool:
+    """Whether a request of so many blocks fits: one block of the pool is the null block, which never holds tokens (get_kv_cache_configs: check_memory)."""
+    return needed < blocks
+
+
 def request_blocks(groups: Sequence[Group], request: Request) -> int:
     """Blocks of one longest request over all groups, which draw from one pool (get_max_concurrency_for_kv_cache_config)."""
     return sum(blocks_per_request(group.page, request) for group in groups)
@@ -83,8 +88,7 @@ def longest_request_tokens(groups: Sequence[Group], request: Request, blocks: in
     low, high = 0, request.max_model_len
     while low < high:
         middle = (low + high + 1) // 2
-        fits = request_blocks(groups, replace(request, max_model_len=middle)) < blocks
-        low, high = (middle, high) if fits else (low, middle - 1)
+        low, high = (middle, high) if fits(blocks, request_blocks(groups, replace(request, max_model_len=middle))) else (low, middle - 1)
     return low
 
 
@@ -209,8 +213,7 @@ def pool(
         max_concurrency=binding.blocks / needed,
         longest_request_tokens=longest_request_tokens(groups, request, binding.blocks),
     )
-    # One block of the pool is the null block, which never holds tokens (get_kv_cache_configs: check_memory).
-    if must_fit and binding.blocks - 1 < needed:
+    if must_fit and not fits(binding.blocks, needed):
         raise _does_not_fit(result, request)
     return result
 

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from ..errors import BadInput
 from ..spec import ModelSpec
@@ -37,23 +38,25 @@ def rank_weights(
     """
     if tensor_parallel_size < 1 or any(count < 0 for count in partition) or sum(partition) != len(spec.layers):
         raise BadInput(f"partition {list(partition)} at tensor_parallel_size {tensor_parallel_size}: expected stages that add up to {len(spec.layers)} layers")
+    layers = _layers_by_group(spec, tensor_parallel_size, expert_parallel, dtype)
     stages, first = [], 0
     for stage, count in enumerate(partition):
-        held = [one for layer in spec.layers[first : first + count] for one in components(layer, spec)]
-        held += outside(spec, stage, len(partition), with_mtp)
-        grouped = _grouped(held, spec, tensor_parallel_size, expert_parallel, dtype)
-        stages.append(RankWeights(stage, first, count, sum(grouped.values()), grouped))
+        grouped: Counter[str] = Counter()
+        for one in layers[first : first + count]:
+            grouped.update(one)
+        is_first, is_last = stage == 0, stage == len(partition) - 1
+        grouped.update(_outside_by_group(spec, is_first, is_last, with_mtp, tensor_parallel_size, expert_parallel, dtype))
+        stages.append(RankWeights(stage, first, count, sum(grouped.values()), dict(grouped)))
         first += count
     return stages
 
 
-def outside(spec: ModelSpec, stage: int, stages: int, with_mtp: bool = True) -> list[Component]:
+def _outside(spec: ModelSpec, first: bool, last: bool, with_mtp: bool) -> list[Component]:
     """Weights of a stage besides its layers: embedding on the first, final norm, head and draft layers on the last, tied embeddings on both.
 
     Sources: models/llama.py:LlamaModel and LlamaForCausalLM for the common case, qwen4_exp/nvidia/model.py for both on every stage. A draft model
     shares the head; it shares the embedding only without pipeline parallelism (v1/worker/gpu/spec_decode/eagle/utils.py:maybe_share_target_embed).
     """
-    first, last = stage == 0, stage == stages - 1
     held: list[Component] = []
     if first or spec.embeddings_on_every_stage or (last and spec.tie_word_embeddings):
         held += [embedding(spec), *parts_with_embedding(spec)]
@@ -64,13 +67,13 @@ def outside(spec: ModelSpec, stage: int, stages: int, with_mtp: bool = True) -> 
         held += last_stage(spec)
         if with_mtp and spec.mtp_layers:
             held += mtp_components(spec)
-            held += [replace(embedding(spec), name="mtp.embed_tokens")] if stages > 1 else []
+            held += [replace(embedding(spec), name="mtp.embed_tokens")] if not first else []
     return held
 
 
 def layer_rank_bytes(spec: ModelSpec, *, tensor_parallel_size: int, expert_parallel: bool = False, dtype: str | None = None) -> list[int]:
     """Bytes of every decoder layer on one tensor-parallel rank: what a search over partitions adds up."""
-    return [sum(rank_bytes(one, spec, tensor_parallel_size, expert_parallel, dtype) for one in components(layer, spec)) for layer in spec.layers]
+    return [sum(groups.values()) for groups in _layers_by_group(spec, tensor_parallel_size, expert_parallel, dtype)]
 
 
 def buffer_bytes(spec: ModelSpec, max_num_batched_tokens: int, dtype: str | None = None) -> int:
@@ -81,6 +84,17 @@ def buffer_bytes(spec: ModelSpec, max_num_batched_tokens: int, dtype: str | None
     rotated = max((a.rope_head_dim or a.head_dim for a in attentions), default=0)
     topk = max((a.indexer.topk for a in attentions if a.kind == "sparse_mla" and a.indexer), default=0)
     return spec.max_position_embeddings * rotated * dtype_bytes(dtype or spec.dtype) + max_num_batched_tokens * topk * 4
+
+
+# A search over partitions asks for the same layers and the same ends again and again.
+@lru_cache(maxsize=64)
+def _layers_by_group(spec: ModelSpec, ranks: int, expert_parallel: bool, dtype: str | None) -> tuple[dict[str, int], ...]:
+    return tuple(_grouped(components(layer, spec), spec, ranks, expert_parallel, dtype) for layer in spec.layers)
+
+
+@lru_cache(maxsize=64)
+def _outside_by_group(spec: ModelSpec, first: bool, last: bool, with_mtp: bool, ranks: int, expert_parallel: bool, dtype: str | None) -> dict[str, int]:
+    return _grouped(_outside(spec, first, last, with_mtp), spec, ranks, expert_parallel, dtype)
 
 
 def _grouped(held: Iterable[Component], spec: ModelSpec, ranks: int, expert_parallel: bool, dtype: str | None) -> dict[str, int]:
