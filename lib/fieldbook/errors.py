@@ -19,3 +19,9 @@ class BadInput(FieldbookError):
 
 class GateFailed(FieldbookError):
     """A station's gate or probe said no. Exit status 1; the receipt and the report show the failure."""
+
+
+def short(value: object, most: int = 60) -> str:
+    """A value in a message, cut when it is long."""
+    text = repr(value)
+    return text if len(text) <= most else text[: most - 3] + "..."

@@ -15,7 +15,6 @@ from .show import gib
 from .spec import Attention, Layer, ModelSpec
 from .tables import Rows, pairs
 
-STATE_KINDS = ("gdn", "kda", "mamba2")
 _NAMES = {
     "full": "grouped-query attention",
     "sliding": "sliding-window attention",
@@ -189,7 +188,7 @@ def token_bytes(spec: ModelSpec, params: Params) -> Rows:
 
 def _token_rows(attention: Attention, count: int, setup: kv.Setup, tp: int) -> Rows:
     name, rows = _NAMES.get(attention.kind, attention.kind), []
-    if attention.kind in STATE_KINDS:
+    if attention.kind in kv.STATE_KINDS:
         dtypes = {"model_dtype": setup.model_dtype, "state_dtype": setup.state_dtype}
         size = kv.state_bytes(attention, tp, draft_tokens=setup.draft_tokens, **dtypes)
         return [
@@ -330,7 +329,7 @@ def what_if(params: Params, spec: ModelSpec, split: tuple[int, ...] | list[int],
     if spec.mtp_layers:
         change = ("without drafting", {"draft_tokens": 0}) if engine.draft_tokens else ("with MTP drafting 1 token", {"draft_tokens": 1})
         changes.append((*change, tuple(split), None))
-    if any(layer.attention.kind in STATE_KINDS for layer in spec.layers):
+    if any(layer.attention.kind in kv.STATE_KINDS for layer in spec.layers):
         turned = ("without prefix caching", {"prefix_caching": False}) if engine.prefix_caching else ("with prefix caching", {"prefix_caching": True})
         changes.append((*turned, tuple(split), None))
     # The space that was given is this layout's; another's is estimated from its cards.

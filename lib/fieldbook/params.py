@@ -12,7 +12,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from . import memory, paths
-from .errors import BadInput
+from .errors import BadInput, short
 from .schema import Baseline, Parallel, Params, describe, metric_label, metric_names
 
 __all__ = ["Baseline", "Parallel", "Params", "describe", "load", "metric_label", "metric_names", "validate"]
@@ -60,7 +60,7 @@ def load(file: str | Path) -> Params:
 def validate(sections: Any, where: str) -> Params:
     """Validate the sections as a params file or a notebook gives them; `where` names the source in the message."""
     if not isinstance(sections, dict):
-        raise BadInput(f"{where}: got {_short(sections)}, expected the sections {', '.join(Params.model_fields)}")
+        raise BadInput(f"{where}: got {short(sections)}, expected the sections {', '.join(Params.model_fields)}")
     try:
         params = Params.model_validate(sections)
     except ValidationError as error:
@@ -69,11 +69,6 @@ def validate(sections: Any, where: str) -> Params:
         raise BadInput(f"{where}: {_explain(problems[0])}{more}") from None
     _check_against_model(params, where)
     return params
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def _fields_at(location: tuple) -> dict[str, Any]:
@@ -103,7 +98,7 @@ def _explain(problem: dict) -> str:
     key = ".".join(str(part) for part in location)
     if not key.isprintable():
         key = repr(key)
-    kind, got = problem["type"], _short(problem.get("input"))
+    kind, got = problem["type"], short(problem.get("input"))
     if kind == "extra_forbidden":
         known = list(_fields_at(location[:-1]))
         close = difflib.get_close_matches(str(location[-1]), known, n=1)

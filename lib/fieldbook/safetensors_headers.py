@@ -13,7 +13,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from .errors import BadInput
+from .errors import BadInput, short
 from .spec import ModelSpec
 from .weights import checkpoint_components
 from .weights.names import names_of
@@ -179,8 +179,7 @@ def _check_offsets(spans: list[tuple[int, int]], data_bytes: int, file: Path) ->
 
 
 def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 100 else text[:97] + "..."
+    return short(value, 100)
 
 
 def compare(spec: ModelSpec, tensors: list[Tensor]) -> list[Row]:
@@ -229,7 +228,7 @@ def _owner(module: str, expected: dict[str, tuple[str, int]]) -> str:
 
 def _renamed_root(spec: ModelSpec, tensors: list[Tensor]):
     """Function that gives names of the decoder the prefix that the formula uses; the checkpoint's is the one that most of its layers have."""
-    ours = names_of(spec.model_type, spec.architecture).layers.removesuffix(".layers")
+    ours = names_of(spec).layers.removesuffix(".layers")
     roots = Counter(match[1] for tensor in tensors if (match := ROOT.match(tensor.name)) and not match[1].startswith("mtp"))
     if not roots or ours in roots:
         return lambda name: name

@@ -38,6 +38,11 @@ _OF_THE_RUN = re.compile(r'HTTP/\d\.\d" \d{3}|Avg prompt throughput')
 CUT = "\u2026"
 
 
+def loosely(pattern: str) -> re.Pattern:
+    """A pattern in which a blank stands for any white space or none."""
+    return re.compile(pattern.replace(" ", r"\s*"))
+
+
 @dataclass(frozen=True)
 class Speaker:
     """A process that writes to the log; None where its prefix does not say. `rank` counts over TP and PP, `dp` is the engine's number."""

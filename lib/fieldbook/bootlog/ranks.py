@@ -51,6 +51,11 @@ class RankLog:
     utilization: float | None = None
     block_size_tokens: int | None = None
 
+    @property
+    def is_placed(self) -> bool:
+        """Whether its lines say which rank it is."""
+        return (self.rank, self.pp_rank, self.tp_rank) != (None, None, None)
+
 
 FIGURES = tuple(RankLog.__dataclass_fields__)[7:]
 
@@ -170,8 +175,7 @@ def _latest(ranks: list[RankLog], heard: dict[tuple, tuple[int, int]]) -> list[R
 
     def replaced(r: RankLog, other: RankLog) -> bool:
         same = (r.dp_rank, r.pp_rank, r.tp_rank, r.rank, r.process) == (other.dp_rank, other.pp_rank, other.tp_rank, other.rank, other.process)
-        placed = (r.rank, r.pp_rank, r.tp_rank) != (None, None, None)
-        return same and placed and r.pid != other.pid and heard[r.pid, r.ip][1] < heard[other.pid, other.ip][0]
+        return same and r.is_placed and r.pid != other.pid and heard[r.pid, r.ip][1] < heard[other.pid, other.ip][0]
 
     return [r for r in ranks if not any(replaced(r, other) for other in ranks)]
 
@@ -182,13 +186,13 @@ def _number(ranks: list[RankLog], tp_size: int | None, pp_size: int | None) -> l
     per_engine = Counter(r.dp_rank for r in ranks)
     out = []
     for r in ranks:
-        unplaced = (r.rank, r.pp_rank, r.tp_rank) == (None, None, None)
         v0_driver = not r.process and r.pid is None and any(other.process in _V0_WORKERS for other in ranks)
-        if r.rank is None and not unplaced:
+        alone = per_engine[r.dp_rank] == 1 and (tp_size or 1) * (pp_size or 1) == 1
+        if r.rank is None and r.is_placed:
             r = replace(r, rank=(r.pp_rank or 0) * width + (r.tp_rank or 0))
         elif r.rank is not None and r.pp_rank is None and (tp_size or pp_size == 1):
             r = replace(r, pp_rank=0 if pp_size == 1 else r.rank // width, tp_rank=r.rank if pp_size == 1 else r.rank % width)
-        elif unplaced and ((per_engine[r.dp_rank] == 1 and (tp_size or 1) * (pp_size or 1) == 1) or (v0_driver and not any(done.rank == 0 for done in out))):
+        elif not r.is_placed and (alone or (v0_driver and not any(done.rank == 0 for done in out))):
             r = replace(r, rank=0, pp_rank=0, tp_rank=0)
         out.append(r)
     return sorted(out, key=lambda r: (r.dp_rank, r.rank is None, r.rank or 0))

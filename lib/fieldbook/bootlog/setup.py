@@ -3,19 +3,15 @@
 import re
 from dataclasses import dataclass
 
-from .lines import CUT, Said
+from .lines import CUT, Said, loosely
 from .ranks import STARTS
 
 _BETWEEN = " \0 "
 
 
-def _loosely(pattern: str) -> re.Pattern:
-    return re.compile(pattern.replace(" ", r"\s*"))
-
-
 def _whole(pattern: str, text: str) -> list[str]:
     """The first group of each match that the end of the log has not cut short."""
-    return [found[1] for found in _loosely(pattern).finditer(text) if not text.startswith(CUT, found.end())]
+    return [found[1] for found in loosely(pattern).finditer(text) if not text.startswith(CUT, found.end())]
 
 
 _BACKENDS = (
@@ -116,11 +112,11 @@ def _generation(text: str, messages: list[Said]) -> tuple[str | None, str | None
     """(engine generation, model runner), 'V0', 'V1' or 'V2': where vLLM says so, else by the source file that a message comes from."""
     files = {message.file for message in messages}
     v1_files = {"kv_cache_utils.py", "gpu_worker.py", "gpu_model_runner.py", "cpu_worker.py"}
-    v1 = _loosely(r"V1 LLM engine").search(text) or files & v1_files or any(who.name.startswith("EngineCore") for m in messages for who in m.speakers)
-    v0 = _loosely(r"V0 LLM engine|# \w+ blocks: \d+, # CPU blocks").search(text)
-    if _loosely("using the V1 model runner").search(text):
+    v1 = loosely(r"V1 LLM engine").search(text) or files & v1_files or any(who.name.startswith("EngineCore") for m in messages for who in m.speakers)
+    v0 = loosely(r"V0 LLM engine|# \w+ blocks: \d+, # CPU blocks").search(text)
+    if loosely("using the V1 model runner").search(text):
         runner = "V1"
-    elif _loosely("Using V2 Model Runner").search(text):
+    elif loosely("Using V2 Model Runner").search(text):
         runner = "V2"
     else:
         # v1/worker/gpu/model_runner.py is the second runner; worker/model_runner.py was V0's.
@@ -129,5 +125,5 @@ def _generation(text: str, messages: list[Said]) -> tuple[str | None, str | None
 
 
 def _backends(text: str) -> tuple[str, ...]:
-    found = [(m.start(), m[1]) for pattern in _BACKENDS for m in _loosely(pattern).finditer(text) if _ATTENTION.search(m[1]) and not _OTHER.search(m[1])]
+    found = [(m.start(), m[1]) for pattern in _BACKENDS for m in loosely(pattern).finditer(text) if _ATTENTION.search(m[1]) and not _OTHER.search(m[1])]
     return tuple(dict.fromkeys(re.sub(r"(?<=[A-Z_])\s*attention$", "", name) for _, name in sorted(found)))

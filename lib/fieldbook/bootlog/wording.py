@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from .lines import CUT, Said
+from .lines import CUT, Said, loosely
 
 # No figure has more digits; Python refuses to convert very long ones.
 D = r"\d{1,12}"
@@ -30,8 +30,7 @@ class Wording:
 
 
 def _wording(pattern: str, after: str = "", **more) -> Wording:
-    context = re.compile(after.replace(" ", r"\s*")) if after else None
-    return Wording(re.compile(pattern.replace(" ", r"\s*")), context, **more)
+    return Wording(loosely(pattern), loosely(after) if after else None, **more)
 
 
 RANK = (

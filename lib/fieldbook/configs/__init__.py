@@ -8,11 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from .. import quantization
-from ..errors import BadInput
+from ..errors import BadInput, short
 from ..spec import ModelSpec
 from . import dense, hybrid, mla, moe, qwen4
 from .defaults import with_defaults
-from .source import Decoder, Source, shown
+from .source import Decoder, Source
 
 # Family: what reads it, and its text-model types. Architectures are vLLM's (model_executor/models/registry.py).
 FAMILIES: dict[str, tuple[Callable[[Source], Decoder], tuple[str, ...]]] = {
@@ -154,7 +154,7 @@ def _family(config: dict, text: dict, where: str) -> tuple[str, str]:
     """Architecture and family: by the outer architectures as vLLM does; where those wrap several text models, by the type of the text model."""
     named = config.get("architectures") or text.get("architectures")
     if named is not None and not (isinstance(named, list) and named and all(isinstance(a, str) for a in named)):
-        raise BadInput(f"{where}: architectures: got {shown(named)}, expected a list of names")
+        raise BadInput(f"{where}: architectures: got {short(named)}, expected a list of names")
     kind = _type_of(text)
     if named is None:
         if kind not in BY_TYPE:
@@ -191,6 +191,6 @@ def _dtype(source: Source) -> str:
                 continue
             plain = found.removeprefix("torch.") if isinstance(found, str) else None
             if plain not in DTYPES:
-                raise BadInput(f"{source.where}: {key}: got {shown(found)}, expected one of {', '.join(DTYPES)}")
+                raise BadInput(f"{source.where}: {key}: got {short(found)}, expected one of {', '.join(DTYPES)}")
             return DTYPES[plain]
     return "bfloat16"

@@ -1,5 +1,7 @@
 """Decoders of grouped-query attention and one gated MLP per layer: Llama and its kin, and Gemma."""
 
+from dataclasses import replace
+
 from ..errors import BadInput
 from ..spec import Attention, Layer, Mlp, Part
 from .source import Decoder, Source
@@ -19,7 +21,7 @@ def gqa(source: Source, window: int | None = None, **more) -> Attention:
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        v_head_dim=more.pop("v_head_dim", head_dim),
+        v_head_dim=head_dim,
         window=window,
         **more,
     )
@@ -43,7 +45,7 @@ def windows(source: Source, per_layer: bool) -> list[int | None]:
     every layer keeps the whole context. A window of 0 means none (config/model.py:ModelConfig.__post_init__).
     """
     layers = source.layers
-    window = source.count("sliding_window", None, least=0) or None
+    window = source.window
     types = source.strings("layer_types", layers)
     if types is None or all(kind == "sliding_attention" for kind in types):
         return [window] * layers
@@ -78,7 +80,7 @@ def qwen_windows(source: Source) -> list[int | None]:
     layers = source.layers
     if not source.flag("use_sliding_window"):
         return [None] * layers
-    window = source.count("sliding_window", None, least=0) or None
+    window = source.window
     first = source.count("max_window_layers", 28, least=0)
     types = source.strings("layer_types", layers)
     slides = [kind == "sliding_attention" for kind in types] if types is not None else [window is not None and i >= first for i in range(layers)]
@@ -118,7 +120,7 @@ def olmo(source: Source) -> Decoder:
 def _gemma_windows(source: Source, pattern: int) -> list[int | None]:
     # Without layer_types every pattern-th layer is full (transformers Gemma2Config, Gemma3TextConfig.__post_init__).
     if source.value("layer_types") is None:
-        window = source.count("sliding_window", None, least=0) or None
+        window = source.window
         return [window if (i + 1) % pattern else None for i in range(source.layers)]
     return windows(source, per_layer=True)
 
@@ -168,19 +170,8 @@ def gemma4(source: Source) -> Decoder:
         shared = i >= first_shared
         wide = 2 if source.flag("use_double_wide_mlp") and shared and first_shared > 0 else 1
         dim, kv = (base.head_dim, base.kv_heads) if window else (global_dim, global_kv)
-        attention = Attention(
-            kind="sliding" if window else "full",
-            heads=base.heads,
-            kv_heads=kv,
-            head_dim=dim,
-            v_head_dim=dim,
-            window=window,
-            qkv_bias=bias,
-            o_bias=bias,
-            qk_norm=True,
-            k_is_v=k_is_v and not window,
-            kv_shared=shared,
-        )
+        kind, same = "sliding" if window else "full", k_is_v and not window
+        attention = replace(base, kind=kind, kv_heads=kv, head_dim=dim, v_head_dim=dim, window=window, k_is_v=same, kv_shared=shared)
         mlp, parts = Mlp("dense", source.count("intermediate_size") * wide), ()
         if moe:
             mlp = Mlp(

@@ -46,9 +46,9 @@ def gated_delta_net(source: Source) -> Attention:
     )
 
 
-def _qwen_hybrid(source: Source, mlps: list[Mlp], draft: Mlp, drafts: int, bias_key: str, **more) -> Decoder:
+def _qwen_hybrid(source: Source, mlps: list[Mlp], draft: Mlp, drafts: int, **more) -> Decoder:
     # vLLM: models/qwen3_next.py:Qwen3NextAttention, shared by Qwen3.5. Draft layers are full attention (qwen3_next_mtp.py, qwen3_5_mtp.py).
-    full = gqa(source, output_gate=source.flag("attn_output_gate", True), qkv_bias=source.flag(bias_key), qk_norm=True)
+    full = gqa(source, output_gate=source.flag("attn_output_gate", True), qkv_bias=source.flag("qkv_bias"), qk_norm=True)
     kinds = layer_kinds(source, {"linear_attention": "gdn", "full_attention": "full"})
     linear = gated_delta_net(source) if "gdn" in kinds else full
     # layer_scale adds two vectors of hidden_size to every layer.
@@ -67,7 +67,7 @@ def qwen3_next(source: Source) -> Decoder:
     moe = qwen_experts(source, source.count("shared_expert_intermediate_size", least=0))
     mlps = [moe if sparse else dense_mlp(source) for sparse in sparse_layers(source)]
     told = () if source.value("num_nextn_predict_layers") is not None else ("num_nextn_predict_layers = 1 (vLLM Qwen3NextMultiTokenPredictor)",)
-    return _qwen_hybrid(source, mlps, moe, source.draft_layers("num_nextn_predict_layers", default=1), "qkv_bias", defaulted=told)
+    return _qwen_hybrid(source, mlps, moe, source.draft_layers("num_nextn_predict_layers", default=1), defaulted=told)
 
 
 def qwen3_5(source: Source) -> Decoder:
@@ -77,7 +77,7 @@ def qwen3_5(source: Source) -> Decoder:
     else:
         mlp = dense_mlp(source)
     drafts = source.draft_layers("mtp_num_hidden_layers", "num_nextn_predict_layers")
-    return _qwen_hybrid(source, [mlp] * source.layers, mlp, drafts, "qkv_bias", lm_head_on_last_stage=True)
+    return _qwen_hybrid(source, [mlp] * source.layers, mlp, drafts, lm_head_on_last_stage=True)
 
 
 def kimi_linear(source: Source) -> Decoder:
@@ -181,7 +181,7 @@ def nemotron_h(source: Source) -> Decoder:
     drafts = source.draft_layers("num_nextn_predict_layers")
     draft_pattern = (_nemotron_pattern(source, "mtp_hybrid_override_pattern", ("mtp_layers_block_type",)) or ["*", "E"]) if drafts else []
     if "*" in pattern + draft_pattern:
-        attention = gqa(source, source.count("sliding_window", None, least=0) or None)
+        attention = gqa(source, source.window)
     moe = _nemotron_experts(source, bias) if "E" in pattern + draft_pattern else no_mlp
     widths = source.counts("intermediate_size") if isinstance(source.value("intermediate_size"), list) else None
 

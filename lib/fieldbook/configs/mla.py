@@ -12,7 +12,7 @@ from .source import Decoder, Source
 def latent(source: Source, **more) -> Attention:
     """Latent attention from the usual keys (vLLM: models/deepseek_v2.py:DeepseekV2MLAAttention). q_lora_rank absent or null: one q projection."""
     return Attention(
-        kind=more.pop("kind", "mla"),
+        kind="mla",
         heads=source.count("num_attention_heads"),
         kv_heads=1,
         head_dim=source.count("qk_nope_head_dim", least=0) + source.count("qk_rope_head_dim", least=0),

@@ -1,7 +1,9 @@
 """Decoders of grouped-query attention with routed experts."""
 
+from dataclasses import replace
+
 from ..errors import BadInput
-from ..spec import Attention, Indexer, Layer, Mlp, Part
+from ..spec import Indexer, Layer, Mlp, Part
 from .dense import dense_mlp, gqa, stack, windows
 from .source import Decoder, Source
 
@@ -56,8 +58,7 @@ def qwen2_moe(source: Source) -> Decoder:
     mlps = [mlp if sparse else dense_mlp(source) for sparse in sparse_layers(source)]
     types = source.strings("layer_types", source.layers)
     all_slide = source.flag("use_sliding_window") and types is not None and set(types) == {"sliding_attention"}
-    window = source.count("sliding_window", None, least=0) if all_slide else None
-    attention = gqa(source, window or None, qkv_bias=source.flag("qkv_bias", True))
+    attention = gqa(source, source.window if all_slide else None, qkv_bias=source.flag("qkv_bias", True))
     return Decoder(stack([attention] * source.layers, mlps), embeddings_on_every_stage=True)
 
 
@@ -65,8 +66,8 @@ def qwen3_moe(source: Source) -> Decoder:
     """Qwen3-MoE (vLLM: models/qwen3_moe.py); the shared expert only where shared_expert_intermediate_size is above 0."""
     mlp = qwen_experts(source, source.count("shared_expert_intermediate_size", 0, least=0))
     mlps = [mlp if sparse else dense_mlp(source) for sparse in sparse_layers(source)]
-    window = source.count("sliding_window", None, least=0) if source.flag("use_sliding_window") else None
-    attention = gqa(source, window or None, qkv_bias=source.flag("attention_bias"), qk_norm=True)
+    window = source.window if source.flag("use_sliding_window") else None
+    attention = gqa(source, window, qkv_bias=source.flag("attention_bias"), qk_norm=True)
     return Decoder(stack([attention] * source.layers, mlps), embeddings_on_every_stage=True)
 
 
@@ -111,7 +112,7 @@ def gpt_oss(source: Source) -> Decoder:
         expert_intermediate_size=source.count("intermediate_size"),
         router_bias=True,
     )
-    window = source.count("sliding_window", None, least=0) or None
+    window = source.window
     attentions = [gqa(source, window if i % 2 == 0 else None, qkv_bias=True, o_bias=True) for i in range(source.layers)]
     sinks = (Part("self_attn.sinks", attentions[0].heads, sharded=True),)
     return Decoder(stack(attentions, [mlp] * source.layers, parts=sinks), embeddings_on_every_stage=True)
@@ -159,7 +160,7 @@ def minimax_m3(source: Source) -> Decoder:
         which = inner.counts("sparse_attention_freq", layers) or which
         topk = inner.count("sparse_topk_blocks") * inner.count("sparse_block_size")
         indexer = Indexer(inner.count("sparse_num_index_heads"), inner.count("sparse_index_dim"), topk, owns=True)
-        sparse = Attention("sparse_gqa", full.heads, full.kv_heads, full.head_dim, full.head_dim, indexer=indexer, qk_norm=True)
+        sparse = replace(full, kind="sparse_gqa", indexer=indexer)
     dense = dense_mlp(source, "dense_intermediate_size") if 0 in freq else mlp
     drafts = source.draft_layers("num_nextn_predict_layers", "num_mtp_modules")
     modules = source.draft_layers("num_mtp_modules", default=drafts)

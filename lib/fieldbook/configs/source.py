@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import BadInput
+from ..errors import BadInput, short
 from ..spec import Layer, Part
 
 # Larger than any model there is; keeps a mistyped count from becoming a tuple of a billion layers.
@@ -25,7 +25,7 @@ class Source:
 
     def bad(self, key: str, wanted: str) -> BadInput:
         """The error for a key whose value cannot be used."""
-        return BadInput(f"{self.where}: {key}: got {shown(self.text.get(key))}, but {self.architecture} needs {wanted}")
+        return BadInput(f"{self.where}: {key}: got {short(self.text.get(key))}, but {self.architecture} needs {wanted}")
 
     def absent(self, key: str) -> BadInput:
         """The error for a key that is not there and has no default."""
@@ -108,6 +108,11 @@ class Source:
         """num_hidden_layers."""
         return self.count("num_hidden_layers", most=MOST_LAYERS)
 
+    @property
+    def window(self) -> int | None:
+        """sliding_window; 0 means none (vLLM: config/model.py:ModelConfig.__post_init__)."""
+        return self.count("sliding_window", None, least=0) or None
+
     def draft_layers(self, *keys: str, default: int = 0) -> int:
         """Layers of multi-token prediction; none when no key says so."""
         found = self.any_count(keys, default, least=0)
@@ -131,9 +136,3 @@ class Decoder:
     not_counted: tuple[str, ...] = ()
     defaulted: tuple[str, ...] = ()
     mtp_own_embeddings: bool = False
-
-
-def shown(value: Any) -> str:
-    """A value in a message, cut when it is long."""
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."

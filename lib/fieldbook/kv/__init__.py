@@ -5,13 +5,14 @@ Bytes and tokens throughout; needs neither torch nor vLLM.
 
 from .blocks import default_block_size_tokens, hybrid_block_size_tokens, hybrid_page
 from .groups import Group, Request, blocks_per_request, form_groups
-from .pages import Cache, Page, Setup, indexer_bytes_per_token, kv_bytes_per_token, setup_of, state_bytes
+from .pages import STATE_KINDS, Cache, Page, Setup, indexer_bytes_per_token, kv_bytes_per_token, setup_of, state_bytes
 from .pool import GroupLedger, Pool, RankLedger, fits, pool, pool_tokens
 from .releases import RELEASES, in_flight_tokens, rules
 from .stages import flipped_layers, model_caches, stage_bounds
 
 __all__ = [
     "RELEASES",
+    "STATE_KINDS",
     "Cache",
     "Group",
     "GroupLedger",

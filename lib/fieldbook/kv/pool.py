@@ -9,7 +9,7 @@ from .blocks import default_block_size_tokens, hybrid_page, is_hybrid
 from .groups import FULL_KINDS, Group, Request, blocks_per_request, form_groups
 from .pages import Cache, Setup, setup_of
 from .releases import rules
-from .stages import flipped_layers, model_caches, stage_bounds
+from .stages import model_caches, stage_bounds, stage_flips
 
 STATE_MODES = ("align", "none")
 
@@ -39,7 +39,6 @@ class RankLedger:
     kv_bytes_per_token: int
     sliding_bytes_per_token: int
     state_bytes: int
-    group_bytes_per_block: tuple[int, ...]
     bytes_per_block: int
     available_kv_bytes: int
     blocks: int
@@ -98,8 +97,7 @@ def _bytes_per_token(caches: Sequence[Cache], kinds: tuple[str, ...]) -> int:
 
 def _rank_ledger(rank: int, layers: int, flipped: tuple[int, ...], caches: Sequence[Cache], groups: Sequence[Group], available: int) -> RankLedger:
     own = [cache for cache in caches if cache.stage == rank]
-    per_group = tuple(group.bytes_per_block(rank) for group in groups)
-    widest = max(per_group, default=0)
+    widest = max((group.bytes_per_block(rank) for group in groups), default=0)
     if not widest:
         raise BadInput(f"partition: no layer of stage {rank} has a KV cache; vLLM needs one on every stage")
     return RankLedger(
@@ -111,7 +109,6 @@ def _rank_ledger(rank: int, layers: int, flipped: tuple[int, ...], caches: Seque
         kv_bytes_per_token=_bytes_per_token(own, FULL_KINDS),
         sliding_bytes_per_token=_bytes_per_token(own, ("sliding",)),
         state_bytes=sum(cache.page.content_bytes for cache in own if cache.page.kind == "state"),
-        group_bytes_per_block=per_group,
         bytes_per_block=widest,  # groups alias one buffer, so the widest one sets the size (_get_kv_cache_bytes_per_block)
         available_kv_bytes=available,
         blocks=max(0, available) // widest,
@@ -194,10 +191,10 @@ def pool(
         release=release,
     )
     setup = _aligned(spec, setup, block_size, request)
-    caches = model_caches(spec, partition, setup, index_sharing)
+    flips = stage_flips(spec, partition, index_sharing)
+    caches = model_caches(spec, partition, setup, flips)
     packed = any(cache.page.kind == "ring" for cache in caches)  # QSA's backend asks for a block-outermost layout (QSAStateBackend)
     groups = form_groups(caches, packed=packed, ring_is_state=rules(release).ring_is_state)
-    flips = flipped_layers(spec, partition) if index_sharing == "flip" else ((),) * len(bounds)
     ranks = tuple(_rank_ledger(stage, end - start, flips[stage], caches, groups, available_kv_bytes[stage]) for stage, (start, end) in enumerate(bounds))
     binding = min(ranks, key=lambda rank: rank.blocks)
     needed = request_blocks(groups, request)

@@ -40,11 +40,15 @@ def flipped_layers(spec: ModelSpec, partition: Sequence[int]) -> tuple[tuple[int
     return tuple(flipped)
 
 
-def model_caches(spec: ModelSpec, partition: Sequence[int], setup: Setup, index_sharing: str = "stock") -> tuple[Cache, ...]:
-    """All caches, stage by stage in layer order, as get_kv_cache_configs merges them. Draft layers lie on the last stage, and only when drafting."""
+def stage_flips(spec: ModelSpec, partition: Sequence[int], index_sharing: str) -> tuple[tuple[int, ...], ...]:
+    """Per stage, the layers that compute their own indices instead of sharing: none unless index_sharing is flip."""
     if index_sharing not in INDEX_SHARING:
         raise BadInput(f"index_sharing: got {index_sharing!r}; one of {', '.join(INDEX_SHARING)}")
-    flips = flipped_layers(spec, partition) if index_sharing == "flip" else ((),) * len(partition)
+    return flipped_layers(spec, partition) if index_sharing == "flip" else ((),) * len(partition)
+
+
+def model_caches(spec: ModelSpec, partition: Sequence[int], setup: Setup, flips: Sequence[tuple[int, ...]]) -> tuple[Cache, ...]:
+    """All caches, stage by stage in layer order, as get_kv_cache_configs merges them. Draft layers lie on the last stage, and only when drafting."""
     caches = []
     for stage, (start, end) in enumerate(stage_bounds(spec, partition)):
         for layer in spec.layers[start:end]:

@@ -11,7 +11,7 @@ from .names import Names, names_of
 
 def components(layer: Layer, spec: ModelSpec, prefix: str | None = None) -> list[Component]:
     """Every weight of one decoder layer: attention, feed-forward, norms, parts. prefix: its module path, else that of layer.index."""
-    names = names_of(spec.model_type, spec.architecture)
+    names = names_of(spec)
     at = prefix or f"{names.layers}.{layer.index}"
     found = attention_components(layer.attention, spec, at, names) + mlp_components(layer.mlp, spec, at, names)
     return found + _norms(layer.norms, spec, at, names) + [_part(part, spec, f"{at}.") for part in layer.parts]
@@ -33,12 +33,12 @@ def _part(part: Part, spec: ModelSpec, prefix: str = "") -> Component:
 
 def embedding(spec: ModelSpec) -> Component:
     """Token embedding, cut by vocabulary (vLLM: vocab_parallel_embedding.py:VocabParallelEmbedding); no format quantizes it."""
-    return build(spec, "embedding.tokens", names_of(spec.model_type, spec.architecture).embedding, spec.vocab_size, spec.hidden_size, "vocab")
+    return build(spec, "embedding.tokens", names_of(spec).embedding, spec.vocab_size, spec.hidden_size, "vocab")
 
 
 def lm_head(spec: ModelSpec) -> Component:
     """Output head, cut by vocabulary. Not in the checkpoint where it is tied; quantized only where the format names it."""
-    module, stored = names_of(spec.model_type, spec.architecture).lm_head, not spec.tie_word_embeddings
+    module, stored = names_of(spec).lm_head, not spec.tie_word_embeddings
     return build(spec, "lm_head.weight", module, spec.vocab_size, spec.hidden_size, "vocab", quantizable=stored, stored=stored)
 
 
@@ -52,12 +52,12 @@ def last_stage(spec: ModelSpec) -> list[Component]:
     parts = [_part(part, spec, _root(spec)) for part in spec.parts_last_stage]
     if spec.model_type.startswith("qwen4"):
         return parts
-    return [build(spec, "final_norm.weight", names_of(spec.model_type, spec.architecture).final_norm, spec.hidden_size), *parts]
+    return [build(spec, "final_norm.weight", names_of(spec).final_norm, spec.hidden_size), *parts]
 
 
 def _root(spec: ModelSpec) -> str:
     """Module path of the decoder, with its dot."""
-    return names_of(spec.model_type, spec.architecture).layers.removesuffix("layers")
+    return names_of(spec).layers.removesuffix("layers")
 
 
 def mtp_components(spec: ModelSpec) -> list[Component]:
@@ -66,7 +66,7 @@ def mtp_components(spec: ModelSpec) -> list[Component]:
     A draft layer's norms beyond those of a decoder layer are those of the join. The join's projection is in no field of the spec. The embedding and
     head that a checkpoint may store once more are in mtp_embeddings.
     """
-    names = names_of(spec.model_type, spec.architecture)
+    names = names_of(spec)
     usual = spec.layers[-1].norms if spec.layers else 2
     found = []
     for number, layer in enumerate(spec.mtp_layers):
@@ -102,7 +102,7 @@ def mtp_embeddings(spec: ModelSpec) -> list[Component]:
     """Copies of embedding and head that the checkpoint stores with each draft layer (DeepSeek V3: model.layers.61.embed_tokens, .shared_head.head)."""
     if not spec.mtp_own_embeddings:
         return []
-    names = names_of(spec.model_type, spec.architecture)
+    names = names_of(spec)
     pairs = [(f"{names.mtp_layers}.{layer.index}", side) for layer in spec.mtp_layers for side in ("embed_tokens", "shared_head.head")]
     return [build(spec, f"mtp.{side}", f"{at}.{side}", spec.vocab_size, spec.hidden_size, "vocab") for at, side in pairs]
 

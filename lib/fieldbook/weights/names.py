@@ -3,6 +3,8 @@
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from ..spec import ModelSpec
+
 
 @dataclass(frozen=True)
 class Names:
@@ -73,9 +75,15 @@ FAMILIES = {
 }
 
 
+def names_of(spec: ModelSpec) -> Names:
+    """Names for a model."""
+    return _names_of(spec.model_type, spec.architecture)
+
+
+# By the two strings: to hash a spec is to hash all its layers.
 @lru_cache
-def names_of(model_type: str, architecture: str) -> Names:
-    """Names for a model; those of Llama where the family has no entry. Multimodal checkpoints put the decoder one level deeper."""
+def _names_of(model_type: str, architecture: str) -> Names:
+    """Those of Llama where the family has no entry. Multimodal checkpoints put the decoder one level deeper."""
     fitting = [key for key in FAMILIES if model_type.startswith(key)]
     names = FAMILIES[max(fitting, key=len)] if fitting else PLAIN
     if not architecture.endswith("ForConditionalGeneration"):
