@@ -1,21 +1,37 @@
 """Memory accounting from first principles: what each pipeline rank holds and how many tokens of KV pool come out.
 
 Bytes inside; GiB is 2**30 bytes and appears only when shown. Needs the model's config.json, no weights and no torch. The parts: `configs` reads the
-shape, `weights` counts weights, `kv` pages, groups and blocks, `budget` what is left for them; here they make one ledger.
+shape, `weights` counts weights, `kv` pages, groups and blocks, `budget` and `space` what is left for them; here they make one ledger.
 """
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from . import budget, configs, kv, paths, weights
+from . import configs, kv, paths, weights
 from .budget import Budget, Gpus
 from .errors import BadInput
 from .schema import Params
+from .space import (
+    DTYPE_BYTES,
+    GIB,
+    Layout,
+    StageRoom,
+    available_kv_bytes,
+    given_kv_gib,
+    is_given,
+    layout_of,
+    rank_weights_bytes,
+    stage_rooms,
+    with_space,
+)
 from .spec import Layer, ModelSpec
 
-GIB = 2**30
-HIGHEST_GIB = 1_000_000_000  # no card has as much; the same limit as the command's options
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+__all__ = [
+    "DTYPE_BYTES", "GIB", "Layout", "Pool", "RankLedger", "StageRoom", "active_parameters", "available_kv_bytes", "cache_dtype", "checkpoint_bytes",
+    "given_kv_gib", "heads", "is_given", "kv_engine", "layout_of", "model_spec", "pool", "pool_after", "rank_weights_bytes", "server_spec", "stage_rooms",
+    "step_bytes", "with_space",
+]  # fmt: skip
+
 
 
 @dataclass(frozen=True)
@@ -72,12 +88,6 @@ def heads(spec: ModelSpec) -> tuple[int, int]:
     return (max(a.heads for a in own), min(a.kv_heads or a.heads for a in own)) if own else (1, 1)
 
 
-def rank_weights_bytes(spec: ModelSpec, params: Params, split: tuple[int, ...] | list[int], tensor_parallel_size: int) -> list[weights.RankWeights]:
-    """Weights of one TP rank of every stage with these params: weights.rank_weights in the server's dtype, with the MTP layers when it drafts."""
-    engine = params.engine
-    return weights.rank_weights(spec, split, tensor_parallel_size=tensor_parallel_size, with_mtp=engine.draft_tokens > 0, dtype=engine.dtype)
-
-
 def checkpoint_bytes(spec: ModelSpec, dtype: str | None = None) -> int:
     """Bytes of all weights as they are loaded on one rank: in the server's dtype where they are not quantized, tied embeddings once."""
     return weights.rank_weights(spec, [spec.num_hidden_layers], tensor_parallel_size=1, with_mtp=False, dtype=dtype)[0].bytes
@@ -107,101 +117,6 @@ def active_parameters(spec: ModelSpec) -> int:
     return total
 
 
-def with_space(params: Params, split: tuple[int, ...] | list[int], gib: list[float]) -> Params:
-    """The params with the KV space of each stage given, in GiB, and the split at which it is that."""
-    engine = params.engine.model_copy(update={"available_kv_gib": gib, "kv_cache_gib_per_rank": None})
-    return params.model_copy(update={"engine": engine, "parallel": params.parallel.model_copy(update={"layer_partition": list(split)})})
-
-
-def given_kv_gib(given: list[float], stages: int) -> list[float]:
-    """engine.available_kv_gib for every stage. Raises BadInput where it has neither one value for all nor one for each."""
-    if len(given) not in (1, stages):
-        raise BadInput(f"engine.available_kv_gib: got {len(given)} values for {stages} stages; give one for each, or one for all")
-    return given if len(given) == stages else given * stages
-
-
-def available_kv_bytes(
-    spec: ModelSpec, params: Params, split: tuple[int, ...] | list[int], held: list[weights.RankWeights], tp: int, gpus: Gpus | None
-) -> list[tuple[int, Budget | None]]:
-    """(KV space, budget) of every stage: what the params give, or the share of the GPU's memory that is left.
-
-    An earlier run's terms are used when it had as many stages. Raises BadInput when nothing tells the space.
-    """
-    engine, stages = params.engine, len(split)
-    if engine.kv_cache_gib_per_rank is not None:
-        return [(engine.kv_cache_gib_per_rank * GIB, None)] * stages
-    # Given for one layout, the space says nothing of another with more or fewer stages: that one is estimated where the GPUs are known.
-    if engine.available_kv_gib and (len(engine.available_kv_gib) in (1, stages) or gpus is None):
-        given = given_kv_gib(engine.available_kv_gib, stages)
-        if any(not 0 < gib < HIGHEST_GIB for gib in given):
-            # YAML's .inf passes for a number above 0.
-            raise BadInput(f"engine.available_kv_gib: got {list(given)}, expected GiB of each stage, above 0 and below {HIGHEST_GIB:,}")
-        return [(each, None) for each in _moved(spec, params, split, held, tp, [int(gib * GIB) for gib in given])]
-    cards = (gpus.total_bytes if gpus else ())[: stages * tp]
-    known = [size for size in cards if size and size > 0]
-    if len(known) < stages * tp:
-        # A card of unknown size keeps its place: leaving it out would give its rank the memory of the next one.
-        seen = f"{len(known)} GPUs whose memory is known"
-        raise BadInput(f"engine.available_kv_gib: missing, and the box has {seen} for {stages * tp} ranks; give the KV space of each stage in GiB")
-    found, first = [], 0
-    for stage, count in enumerate(split):
-        total = min(cards[stage * tp : (stage + 1) * tp])
-        terms = budget.estimate(
-            spec,
-            range(first, first + count),
-            total_bytes=total,
-            gpu_memory_utilization=engine.gpu_memory_utilization,
-            weights_bytes=held[stage].bytes,
-            buffers_bytes=weights.buffer_bytes(spec, engine.max_num_batched_tokens, engine.dtype) if count else 0,
-            tensor_parallel_size=tp,
-            pipeline_parallel_size=stages,
-            max_num_batched_tokens=engine.max_num_batched_tokens,
-            max_num_seqs=engine.max_num_seqs,
-            dtype_bytes=DTYPE_BYTES[engine.dtype],
-            enforce_eager=engine.enforce_eager,
-            last=stage == stages - 1,
-            draft_tokens=engine.draft_tokens,
-        )
-        if gpus and len(gpus.terms) == stages:
-            terms = budget.calibrated(terms, gpus.terms[stage])
-        if terms.available_bytes <= 0:
-            # Before any block is counted: a negative space would show as an empty pool, and nothing would say what fills the card.
-            raise BadInput(f"rank {stage}: {_overfull(terms, engine.gpu_memory_utilization)}")
-        found.append((terms.available_bytes, terms))
-        first += count
-    return found
-
-
-def _moved(spec: ModelSpec, params: Params, split: tuple[int, ...] | list[int], held: list[weights.RankWeights], tp: int, given_bytes: list[int]) -> list[int]:
-    """KV space of `split` where the params give that of their own split: a layer that moves takes its weights along, all else on a rank stays.
-
-    Raises BadInput where the weights that came leave nothing.
-    """
-    own = params.parallel.layer_partition
-    if not isinstance(own, list) or len(own) != len(split) or tp != params.parallel.tensor_parallel_size or list(own) == list(split):
-        return given_bytes
-    before = rank_weights_bytes(spec, params, own, tp)
-    found = [space + old.bytes - new.bytes for space, old, new in zip(given_bytes, before, held, strict=True)]
-    for stage, space in enumerate(found):
-        if space <= 0:
-            raise BadInput(
-                f"rank {stage}: {given_bytes[stage] / GIB:.2f} GiB of KV space at {'+'.join(map(str, own))} are less than the "
-                f"{(held[stage].bytes - before[stage].bytes) / GIB:.2f} GiB of weights that {'+'.join(map(str, split))} adds; give it fewer layers"
-            )
-    return found
-
-
-def _overfull(terms: Budget, utilization: float) -> str:
-    """Why nothing is left for a cache: what the rank holds, and what would be right."""
-    share, held = terms.requested_bytes / GIB, (terms.weights_bytes + terms.buffers_bytes) / GIB
-    besides = (terms.other_bytes - terms.buffers_bytes) / GIB
-    return (
-        f"no KV space is left: {held:.2f} GiB of weights and {besides:.2f} GiB besides ({terms.evidence}) fill the {share:.2f} GiB that "
-        f"engine.gpu_memory_utilization {utilization:g} takes of {terms.total_bytes / GIB:.2f} GiB; give it fewer layers or more ranks, "
-        "or raise engine.gpu_memory_utilization"
-    )
-
-
 def pool_after(params: Params, spec: ModelSpec, split: tuple[int, ...] | list[int], logged_gib: dict[int, float], gpus: Gpus | None) -> tuple[Pool, int | None]:
     """(pool, tokens that the log's rounding can make) once the boot log has told each stage's KV space.
 
@@ -222,40 +137,54 @@ def cache_dtype(spec: ModelSpec, params: Params) -> str:
     return params.engine.dtype if params.engine.kv_cache_dtype == "auto" and not scheme else params.engine.kv_cache_dtype
 
 
+def kv_engine(params: Params, spec: ModelSpec, stages: int, layout: Layout) -> dict:
+    """The engine settings that KV pages and blocks depend on, as kv.pool and kv.block_costs take them."""
+    engine = params.engine
+    return {
+        "max_model_len": engine.max_model_len,
+        "tensor_parallel_size": layout.tensor_parallel_size,
+        "cache_dtype": cache_dtype(spec, params),
+        "block_size": engine.block_size_tokens,
+        "release": engine.vllm_release,
+        "draft_tokens": engine.draft_tokens,
+        "state_mode": "align" if engine.prefix_caching else "none",
+        "dcp": layout.decode_context_parallel_size,
+        "device": engine.device,
+        "in_flight_tokens": kv.in_flight_tokens(engine.max_num_batched_tokens, stages, async_scheduling=engine.device != "cpu"),
+    }
+
+
+def server_spec(params: Params, spec: ModelSpec) -> ModelSpec:
+    """The model as the server holds it: convolution states lie in the server's dtype, which need not be the checkpoint's."""
+    return replace(spec, dtype=params.engine.dtype)
+
+
 def pool(
     params: Params,
     spec: ModelSpec,
     split: tuple[int, ...] | list[int],
     *,
     tensor_parallel_size: int | None = None,
+    layout: Layout | None = None,
     gpus: Gpus | None = None,
     must_fit: bool = True,
+    index_sharing: str | None = None,
 ) -> Pool:
     """Ledger of every stage and the pool that the smallest one leaves to all, for one split with these params.
 
-    Raises BadInput when not even one request of max_model_len fits, as vLLM does, unless must_fit is False.
+    layout, or tensor_parallel_size alone: another one than the params'; that has no context parallelism of its own unless it says so. index_sharing:
+    instead of the params' own. Raises BadInput when not even one request of max_model_len fits, as vLLM does, unless must_fit is False.
     """
-    engine, tp = params.engine, tensor_parallel_size or params.parallel.tensor_parallel_size
-    held = rank_weights_bytes(spec, params, split, tp)
-    space = available_kv_bytes(spec, params, split, held, tp, gpus)
+    shape = layout or (layout_of(params) if tensor_parallel_size is None else Layout(tensor_parallel_size))
+    held = rank_weights_bytes(spec, params, split, shape, index_sharing)
+    space = available_kv_bytes(spec, params, split, held, shape, gpus)
     found = kv.pool(
-        # Convolution states lie in the server's dtype, which need not be the checkpoint's.
-        replace(spec, dtype=engine.dtype),
+        server_spec(params, spec),
         list(split),
         [available for available, _ in space],
-        max_model_len=engine.max_model_len,
-        tensor_parallel_size=tp,
-        cache_dtype=cache_dtype(spec, params),
-        block_size=engine.block_size_tokens,
-        release=engine.vllm_release,
-        draft_tokens=engine.draft_tokens,
-        index_sharing=engine.index_sharing,
-        state_mode="align" if engine.prefix_caching else "none",
-        # A layout that is only compared with has no context parallelism of its own.
-        dcp=params.parallel.decode_context_parallel_size if tensor_parallel_size is None else 1,
-        device=engine.device,
-        in_flight_tokens=kv.in_flight_tokens(engine.max_num_batched_tokens, len(split), async_scheduling=engine.device != "cpu"),
+        index_sharing=index_sharing or params.parallel.index_sharing,
         must_fit=must_fit,
+        **kv_engine(params, spec, len(split), shape),
     )
     ranks = tuple(
         RankLedger(

@@ -5,7 +5,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from . import kv, memory, partition, safetensors_headers, weights
+from . import kv, memory, safetensors_headers, splits, weights
 from .bootlog import BootLog
 from .budget import Gpus
 from .errors import BadInput
@@ -336,7 +336,7 @@ def what_if(params: Params, spec: ModelSpec, split: tuple[int, ...] | list[int],
     told = bool(engine.available_kv_gib) and engine.kv_cache_gib_per_rank is None
     other, how = ({"available_kv_gib": []}, ", space estimated") if told else ({}, "")
     changes += [
-        (f"TP{t} x PP{p}, vLLM's split{how}", other, partition.default_split(spec.num_hidden_layers, p), t) for t, p in _layouts(params, spec, len(split), gpus)
+        (f"TP{t} x PP{p}, vLLM's split{how}", other, splits.default_split(spec.num_hidden_layers, p), t) for t, p in _layouts(params, spec, len(split), gpus)
     ]
     rows = []
     for name, change, layers, ranks in changes:

@@ -150,6 +150,15 @@ def _check_against_model(params: Params, where: str) -> None:
         memory.given_kv_gib(engine.available_kv_gib or [0.0], layout.pipeline_parallel_size)
     except BadInput as error:
         raise BadInput(f"{where}: {error}") from None
+    for i, boot in enumerate(engine.other_boots):
+        stages, own = layout.pipeline_parallel_size, layout.layer_partition
+        if not isinstance(own, list) or not engine.available_kv_gib:
+            raise BadInput(f"{where}: engine.other_boots: goes with engine.available_kv_gib and a list of layers in parallel.layer_partition")
+        if len(boot.layer_partition) != stages or sum(boot.layer_partition) != spec.num_hidden_layers or len(boot.available_kv_gib) != stages:
+            raise BadInput(
+                f"{where}: engine.other_boots.{i}: got {boot.layer_partition} with {boot.available_kv_gib}, expected {stages} stages that sum to the "
+                f"{spec.num_hidden_layers} layers of {params.model.name}, and as many GiB"
+            )
     if layout.tensor_parallel_size % layout.decode_context_parallel_size:
         raise BadInput(
             f"{where}: parallel.decode_context_parallel_size: got {layout.decode_context_parallel_size}, "

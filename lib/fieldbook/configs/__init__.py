@@ -117,6 +117,8 @@ def read(config: dict, name: str = "", quant_config: dict | None = None) -> Mode
         parts_last_stage=decoder.parts_last_stage,
         defaulted=source.defaulted + decoder.defaulted,
         not_counted=decoder.not_counted + towers,
+        boundary_values=_boundary_values(family, source),
+        deepstack_layers=_deepstack(config),
         mtp_own_embeddings=decoder.mtp_own_embeddings and bool(decoder.mtp_layers),
     )
 
@@ -173,6 +175,36 @@ def _family(config: dict, text: dict, where: str) -> tuple[str, str]:
             raise BadInput(f"{where}: model_type {kind!r} inside {architecture} is not covered; covered families: {', '.join(FAMILIES)}")
         family = BY_TYPE[kind]
     return architecture, family
+
+
+def _boundary_values(family: str, source: Source) -> int:
+    """Values per token that a pipeline stage sends to the next: hidden state and residual, but for these (each model's make_empty_intermediate_tensors).
+
+    Granite and OLMo (by the transformers backend) send the hidden state alone, Gemma 4 also the per-layer inputs of all layers, models with
+    hyper-connections all their streams. Kimi K3 sends more the deeper the cut; two states are the least of it.
+    """
+    hidden = source.count("hidden_size")
+    if family in ("granite", "olmo2", "olmo3"):
+        return hidden
+    if family == "gemma4":
+        return hidden + source.layers * source.count("hidden_size_per_layer_input", 0, least=0)
+    streams = {"qwen4_exp": "hc_count", "deepseek_v4": "hc_mult"}.get(family)
+    return hidden * source.count(streams) if streams else 2 * hidden
+
+
+def _deepstack(config: dict) -> int:
+    """How many first layers take features of the image encoder: one for each of its deepstack_visual_indexes (vLLM: models/qwen3_vl.py).
+
+    Qwen3-VL's default is three (transformers: Qwen3VLVisionConfig); other models have none unless their config lists them.
+    """
+    vision = config.get("vision_config")
+    # Qwen3.5 has such features too and no check that they stay on the first stage; its released configs list none.
+    if not isinstance(vision, dict) or not str(_type_of(config)).startswith(("qwen3_vl", "qwen4")):
+        return 0
+    listed = vision.get("deepstack_visual_indexes")
+    if listed is None:
+        return 3 if str(_type_of(config)).startswith("qwen3_vl") else 0
+    return len(listed) if isinstance(listed, list) else 0
 
 
 def _tied(source: Source, default: bool) -> bool:

@@ -1,6 +1,6 @@
 """KV cache and recurrent state: pages of a layer, block sizes, groups, and the pool that a layout leaves, as vLLM 0.29 to 0.33 count them.
 
-Bytes and tokens throughout; needs neither torch nor vLLM.
+Bytes and tokens throughout; needs neither torch nor vLLM. `costs` has the same for a search over all splits, and needs numpy.
 """
 
 from .blocks import default_block_size_tokens, hybrid_block_size_tokens, hybrid_page
@@ -8,7 +8,7 @@ from .groups import Group, Request, blocks_per_request, form_groups
 from .pages import STATE_KINDS, Cache, Page, Setup, indexer_bytes_per_token, kv_bytes_per_token, setup_of, state_bytes
 from .pool import GroupLedger, Pool, RankLedger, fits, pool, pool_tokens
 from .releases import RELEASES, in_flight_tokens, rules
-from .stages import flipped_layers, model_caches, stage_bounds
+from .stages import flipped_layers, model_caches, stage_bounds, stage_flips
 
 __all__ = [
     "RELEASES",
@@ -37,5 +37,6 @@ __all__ = [
     "rules",
     "setup_of",
     "stage_bounds",
+    "stage_flips",
     "state_bytes",
 ]

@@ -115,10 +115,8 @@ def _rank_ledger(rank: int, layers: int, flipped: tuple[int, ...], caches: Seque
     )
 
 
-def _check(spec: ModelSpec, stages: int, available: Sequence[int], tensor_parallel_size: int, block_size: int | None, request: Request) -> None:
+def _check(spec: ModelSpec, tensor_parallel_size: int, block_size: int | None, request: Request) -> None:
     """Raise BadInput for arguments that cannot be right whatever the model."""
-    if len(available) != stages:
-        raise BadInput(f"available_kv_bytes: {len(available)} values for {stages} stages")
     for name, value in (("tensor_parallel_size", tensor_parallel_size), ("block_size", block_size or 1), ("max_model_len", request.max_model_len)):
         if value < 1:
             raise BadInput(f"{name}: must be at least 1, got {value}")
@@ -151,10 +149,8 @@ def _aligned(spec: ModelSpec, setup: Setup, block_size: int | None, request: Req
     return replace(setup, block_size_tokens=block, state_page_bytes=padded, state_block_tokens=state_block)
 
 
-def pool(
+def prepared(
     spec: ModelSpec,
-    partition: Sequence[int],
-    available_kv_bytes: Sequence[int],
     *,
     max_model_len: int,
     tensor_parallel_size: int = 1,
@@ -162,25 +158,21 @@ def pool(
     block_size: int | None = None,
     release: str = "0.30",
     draft_tokens: int = 0,
-    index_sharing: str = "stock",
     dcp: int = 1,
     device: str = "cuda",
     state_dtype: str = "auto",
     state_mode: str = "align",
     in_flight_tokens: int | None = None,
-    must_fit: bool = True,
-) -> Pool:
-    """Ledger of every stage and the pool that the smallest one leaves to all (kv_cache_utils.py:get_kv_cache_configs).
+) -> tuple[Setup, Request]:
+    """How pages are cut and what one longest request takes: what does not depend on the partition.
 
-    partition: layers of each stage; available_kv_bytes: of one rank of each stage. block_size None is vLLM's default for device and attention;
-    hybrid models raise either. draft_tokens 0: no speculative decoding, and MTP layers are not loaded. state_mode "align": prefix caching is on (the
-    default), "none": off. in_flight_tokens: needed with sliding-window layers (releases.in_flight_tokens).
-    Raises BadInput when a longest request does not fit, as vLLM does, unless must_fit is False; and for what cannot be right.
+    block_size None is vLLM's default for device and attention; hybrid models raise either. draft_tokens 0: no speculative decoding, and MTP layers are
+    not loaded. state_mode "align": prefix caching is on (the default), "none": off. in_flight_tokens: needed with sliding-window layers
+    (releases.in_flight_tokens). Raises BadInput for what cannot be right.
     """
     several_drafts = min(len(spec.mtp_layers), draft_tokens) > 1
     request = Request(max_model_len, draft_tokens, dcp, state_mode, in_flight_tokens, draft_tokens - 1 if several_drafts else 0)
-    bounds = stage_bounds(spec, partition)
-    _check(spec, len(bounds), available_kv_bytes, tensor_parallel_size, block_size, request)
+    _check(spec, tensor_parallel_size, block_size, request)
     setup = setup_of(
         spec,
         tensor_parallel_size=tensor_parallel_size,
@@ -190,11 +182,35 @@ def pool(
         device=device,
         release=release,
     )
-    setup = _aligned(spec, setup, block_size, request)
+    return _aligned(spec, setup, block_size, request), request
+
+
+def grouped(caches: Sequence[Cache], setup: Setup) -> tuple[Group, ...]:
+    """Groups of the whole model's caches, in vLLM's order. QSA's backend asks for a block-outermost layout (QSAStateBackend)."""
+    return form_groups(tuple(caches), packed=any(cache.page.kind == "ring" for cache in caches), ring_is_state=rules(setup.release).ring_is_state)
+
+
+def pool(
+    spec: ModelSpec,
+    partition: Sequence[int],
+    available_kv_bytes: Sequence[int],
+    *,
+    index_sharing: str = "stock",
+    must_fit: bool = True,
+    **engine,
+) -> Pool:
+    """Ledger of every stage and the pool that the smallest one leaves to all (kv_cache_utils.py:get_kv_cache_configs).
+
+    partition: layers of each stage; available_kv_bytes: of one rank of each stage; engine: max_model_len and what else `prepared` takes.
+    Raises BadInput when a longest request does not fit, as vLLM does, unless must_fit is False; and for what cannot be right.
+    """
+    bounds = stage_bounds(spec, partition)
+    if len(available_kv_bytes) != len(bounds):
+        raise BadInput(f"available_kv_bytes: {len(available_kv_bytes)} values for {len(bounds)} stages")
+    setup, request = prepared(spec, **engine)
     flips = stage_flips(spec, partition, index_sharing)
     caches = model_caches(spec, partition, setup, flips)
-    packed = any(cache.page.kind == "ring" for cache in caches)  # QSA's backend asks for a block-outermost layout (QSAStateBackend)
-    groups = form_groups(caches, packed=packed, ring_is_state=rules(release).ring_is_state)
+    groups = grouped(caches, setup)
     ranks = tuple(_rank_ledger(stage, end - start, flips[stage], caches, groups, available_kv_bytes[stage]) for stage, (start, end) in enumerate(bounds))
     binding = min(ranks, key=lambda rank: rank.blocks)
     needed = request_blocks(groups, request)
@@ -206,7 +222,7 @@ def pool(
         binding_rank=binding.rank,
         blocks=binding.blocks,
         blocks_per_request=needed,
-        pool_tokens=pool_tokens(binding.blocks, needed, max_model_len),
+        pool_tokens=pool_tokens(binding.blocks, needed, request.max_model_len),
         max_concurrency=binding.blocks / needed,
         longest_request_tokens=longest_request_tokens(groups, request, binding.blocks),
     )

@@ -178,10 +178,15 @@ def local_rows(component: Component, ranks: int) -> int:
     return plain + per_unit
 
 
-def local_shape(component: Component, ranks: int, expert_parallel: bool) -> tuple[int, int | None, int]:
-    """Rows, columns and copies of a weight on one tensor-parallel rank; the fullest rank where experts do not divide evenly."""
+def local_shape(component: Component, ranks: int, expert_parallel: bool, expert_ranks: int | None = None) -> tuple[int, int | None, int]:
+    """Rows, columns and copies of a weight on one tensor-parallel rank; the fullest rank where experts do not divide evenly.
+
+    expert_ranks: ranks that share the experts, by width or, with expert_parallel, whole ones; None: the tensor-parallel ranks. Data-parallel ranks of
+    one model share them too (vLLM: fused_moe/config.py:FusedMoEParallelConfig.make).
+    """
     rows, cols, count, sharding = component.rows, component.cols, component.count, component.sharding
     if sharding == "experts":
+        ranks = expert_ranks or ranks
         if expert_parallel:
             return rows, cols, ceil(count / ranks)
         sharding = component.within
@@ -194,9 +199,11 @@ def local_shape(component: Component, ranks: int, expert_parallel: bool) -> tupl
     return rows, cols, count
 
 
-def rank_bytes(component: Component, spec: ModelSpec, ranks: int, expert_parallel: bool = False, dtype: str | None = None) -> int:
+def rank_bytes(
+    component: Component, spec: ModelSpec, ranks: int, expert_parallel: bool = False, dtype: str | None = None, expert_ranks: int | None = None
+) -> int:
     """Bytes of a weight on one tensor-parallel rank after loading. dtype: what the server was told to use in place of the checkpoint's."""
-    rows, cols, count = local_shape(component, ranks, expert_parallel)
+    rows, cols, count = local_shape(component, ranks, expert_parallel, expert_ranks)
     scheme = None if component.plain_when_loaded else component.scheme
     width = component.loaded_width_bytes or component.width_bytes or dtype_bytes(dtype or spec.dtype)
     return count * one_copy_bytes(rows, cols, scheme, width, loaded=True)

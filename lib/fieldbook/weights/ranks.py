@@ -28,24 +28,30 @@ def rank_weights(
     *,
     tensor_parallel_size: int,
     expert_parallel: bool = False,
+    expert_ranks: int | None = None,
     with_mtp: bool = True,
     dtype: str | None = None,
+    flips: Sequence[Sequence[int]] = (),
 ) -> list[RankWeights]:
     """Weights per stage; partition has the layers of each, with_mtp says that the server drafts with the MTP layers (else vLLM does not load them).
 
-    dtype: what the server was told to use, else the checkpoint's. What 'Model loading took' counts besides weights is in buffer_bytes.
+    dtype: what the server was told to use, else the checkpoint's. expert_ranks: how many ranks share the experts (component.local_shape). flips: per stage,
+    the layers that a patched server gives an indexer of their own. What 'Model loading took' counts besides weights is in buffer_bytes.
     Raises BadInput for a layout that vLLM refuses.
     """
     if tensor_parallel_size < 1 or any(count < 0 for count in partition) or sum(partition) != len(spec.layers):
         raise BadInput(f"partition {list(partition)} at tensor_parallel_size {tensor_parallel_size}: expected stages that add up to {len(spec.layers)} layers")
-    layers = _layers_by_group(spec, tensor_parallel_size, expert_parallel, dtype)
+    cut = (tensor_parallel_size, expert_parallel, dtype, expert_ranks)
+    layers = _layers_by_group(spec, *cut)
     stages, first = [], 0
     for stage, count in enumerate(partition):
         grouped: Counter[str] = Counter()
         for one in layers[first : first + count]:
             grouped.update(one)
         is_first, is_last = stage == 0, stage == len(partition) - 1
-        grouped.update(_outside_by_group(spec, is_first, is_last, with_mtp, tensor_parallel_size, expert_parallel, dtype))
+        grouped.update(_outside_by_group(spec, is_first, is_last, with_mtp, *cut))
+        if flips and flips[stage]:
+            grouped["indexer"] += len(flips[stage]) * indexer_rank_bytes(spec, tensor_parallel_size, dtype)
         stages.append(RankWeights(stage, first, count, sum(grouped.values()), dict(grouped)))
         first += count
     return stages
@@ -71,9 +77,38 @@ def _outside(spec: ModelSpec, first: bool, last: bool, with_mtp: bool) -> list[C
     return held
 
 
-def layer_rank_bytes(spec: ModelSpec, *, tensor_parallel_size: int, expert_parallel: bool = False, dtype: str | None = None) -> list[int]:
+def layer_rank_bytes(
+    spec: ModelSpec, *, tensor_parallel_size: int, expert_parallel: bool = False, dtype: str | None = None, expert_ranks: int | None = None
+) -> list[int]:
     """Bytes of every decoder layer on one tensor-parallel rank: what a search over partitions adds up."""
-    return [sum(groups.values()) for groups in _layers_by_group(spec, tensor_parallel_size, expert_parallel, dtype)]
+    return [sum(groups.values()) for groups in _layers_by_group(spec, tensor_parallel_size, expert_parallel, dtype, expert_ranks)]
+
+
+def outside_rank_bytes(
+    spec: ModelSpec,
+    *,
+    first: bool,
+    last: bool,
+    with_mtp: bool,
+    tensor_parallel_size: int,
+    expert_parallel: bool = False,
+    dtype: str | None = None,
+    expert_ranks: int | None = None,
+) -> int:
+    """Bytes of what a stage holds besides its layers (embedding, head, draft layers) on one tensor-parallel rank."""
+    return sum(_outside_by_group(spec, first, last, with_mtp, tensor_parallel_size, expert_parallel, dtype, expert_ranks).values())
+
+
+def indexer_rank_bytes(spec: ModelSpec, tensor_parallel_size: int, dtype: str | None = None) -> int:
+    """Bytes of one layer's indexer on one rank, 0 in a model that shares no indices: what a layer gains that computes its own instead."""
+    owners = [groups for groups in _layers_by_group(spec, tensor_parallel_size, False, dtype, None) if "indexer" in groups]
+    return owners[0]["indexer"] if owners else 0
+
+
+def indexer_checkpoint_bytes(spec: ModelSpec) -> int:
+    """Bytes of one layer's indexer in the checkpoint, 0 in a model without."""
+    owner = next((layer for layer in spec.layers if layer.attention.indexer and layer.attention.indexer.owns), None)
+    return sum(one.bytes for one in components(owner, spec) if one.group == "indexer") if owner else 0
 
 
 def buffer_bytes(spec: ModelSpec, max_num_batched_tokens: int, dtype: str | None = None) -> int:
@@ -86,19 +121,41 @@ def buffer_bytes(spec: ModelSpec, max_num_batched_tokens: int, dtype: str | None
     return spec.max_position_embeddings * rotated * dtype_bytes(dtype or spec.dtype) + max_num_batched_tokens * topk * 4
 
 
-# A search over partitions asks for the same layers and the same ends again and again.
-@lru_cache(maxsize=64)
-def _layers_by_group(spec: ModelSpec, ranks: int, expert_parallel: bool, dtype: str | None) -> tuple[dict[str, int], ...]:
-    return tuple(_grouped(components(layer, spec), spec, ranks, expert_parallel, dtype) for layer in spec.layers)
+@lru_cache(maxsize=8)
+def layer_kinds(spec: ModelSpec) -> tuple[tuple[tuple[Component, ...], ...], tuple[int, ...]]:
+    """(weights of each kind of layer, kind of each layer): layers whose weights differ in nothing but their names are one kind.
+
+    A format that leaves out one layer by its number makes that layer a kind of its own.
+    """
+    kinds: dict[tuple, int] = {}
+    firsts, numbers = [], []
+    for layer in spec.layers:
+        held = tuple(components(layer, spec))
+        key = tuple(replace(one, module="") for one in held)
+        if key not in kinds:
+            kinds[key] = len(firsts)
+            firsts.append(held)
+        numbers.append(kinds[key])
+    return tuple(firsts), tuple(numbers)
 
 
-@lru_cache(maxsize=64)
-def _outside_by_group(spec: ModelSpec, first: bool, last: bool, with_mtp: bool, ranks: int, expert_parallel: bool, dtype: str | None) -> dict[str, int]:
-    return _grouped(_outside(spec, first, last, with_mtp), spec, ranks, expert_parallel, dtype)
+# A search over partitions asks for the same layers and the same ends again and again, one over strategies for many ways to divide them.
+@lru_cache(maxsize=512)
+def _layers_by_group(spec: ModelSpec, ranks: int, expert_parallel: bool, dtype: str | None, expert_ranks: int | None) -> tuple[dict[str, int], ...]:
+    kinds, numbers = layer_kinds(spec)
+    each = [_grouped(held, spec, ranks, expert_parallel, dtype, expert_ranks) for held in kinds]
+    return tuple(each[number] for number in numbers)
 
 
-def _grouped(held: Iterable[Component], spec: ModelSpec, ranks: int, expert_parallel: bool, dtype: str | None) -> dict[str, int]:
+@lru_cache(maxsize=512)
+def _outside_by_group(
+    spec: ModelSpec, first: bool, last: bool, with_mtp: bool, ranks: int, expert_parallel: bool, dtype: str | None, expert_ranks: int | None
+) -> dict[str, int]:
+    return _grouped(_outside(spec, first, last, with_mtp), spec, ranks, expert_parallel, dtype, expert_ranks)
+
+
+def _grouped(held: Iterable[Component], spec: ModelSpec, ranks: int, expert_parallel: bool, dtype: str | None, expert_ranks: int | None) -> dict[str, int]:
     grouped: Counter[str] = Counter()
     for one in held:
-        grouped[one.group] += rank_bytes(one, spec, ranks, expert_parallel, dtype)
+        grouped[one.group] += rank_bytes(one, spec, ranks, expert_parallel, dtype, expert_ranks)
     return dict(grouped)
