@@ -135,7 +135,7 @@ def with_ceilings(measured: list[Measurement], gpus: list[Gpu], links: list[Link
         if quantity == "loopback" and memory_read_bytes_s:
             return memory_read_bytes_s / 1e9, "read rate of the memory: each byte is read from it once at least"
         if quantity == "copy":
-            return _memory_gb_s(by_index.get(ends[0], Gpu()))
+            return memory_ceiling_gb_s(by_index.get(ends[0], Gpu()))
         if quantity in ("h2d", "d2h"):
             return gpu_pcie_gb_s(by_index.get(ends[0], Gpu()))
         if quantity not in ("pair", "both"):
@@ -186,7 +186,8 @@ def _ends(m: Measurement) -> list[int]:
     return [int(number) for number in re.findall(r"GPU (\d+)", m.where)]
 
 
-def _memory_gb_s(gpu: Gpu) -> tuple[float | None, str | None]:
+def memory_ceiling_gb_s(gpu: Gpu) -> tuple[float | None, str | None]:
+    """(GB/s, how it was found) that a GPU's own memory can carry at most: clock x 2 transfers x bus width / 8. (None, None) where the driver tells less."""
     clock_mhz, width_bits = gpu.clock_memory_max_mhz or gpu.clock_memory_mhz, gpu.memory_bus_width_bits
     if not clock_mhz or not width_bits:
         return None, None

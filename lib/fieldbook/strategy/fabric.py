@@ -1,0 +1,120 @@
+"""Which way data takes between two ranks, how fast it is at most, and which GPUs form a tensor-parallel group: the box as the strategies see it."""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ..inventory import Gpu, Inventory, Link, Measurement
+from .datasheets import memory_gb_s, pcie_at_most_gb_s
+
+# NCCL's own model of a small message (src/graph/tuning.cc, ring with the LL protocol): 6.6 us once, and for each step 0.6 us over NVLink, 1.0 over PCIe,
+# 5.0 over a network. A floor: what a copy takes by itself (notebook 01) includes a launch that captured graphs do not pay.
+STEP_US = {"NVLink": 0.6, "PCIe": 1.0, "network": 5.0}
+COLLECTIVE_US = 6.6
+# vLLM's own all-reduce over NVLink (device_communicators/custom_all_reduce.py) has no such base; it works for these sizes within one node.
+CUSTOM_ALL_REDUCE_RANKS = (2, 4, 6, 8)
+
+
+@dataclass(frozen=True)
+class Way:
+    """Between two ranks: GB/s (10**9) one way, latency of a step in microseconds, evidence as figures carry it, and where both come from."""
+
+    kind: str  # NVLink, PCIe, network, loopback, unknown
+    gb_s: float | None
+    step_us: float
+    base_us: float
+    evidence: str
+    source: str
+
+
+UNKNOWN = Way("unknown", None, STEP_US["PCIe"], COLLECTIVE_US, "estimated", "no output tells this link")
+
+
+@dataclass(frozen=True)
+class Fabric:
+    """All ranks' places. nodes: the GPUs of each machine; islands: joined by NVLink; memory_gb_s: read rate of each GPU's own memory."""
+
+    nodes: tuple[tuple[int, ...], ...]
+    islands: tuple[tuple[int, ...], ...]
+    memory_gb_s: tuple[float | None, ...]
+    ways: dict[tuple[int, int], Way] = field(repr=False)
+    network: Way | None = None
+    memory_source: str = ""
+    capability: float | None = None  # smallest compute capability of the GPUs
+
+    @property
+    def gpus(self) -> tuple[int, ...]:
+        """Indices in an order that keeps islands, then nodes, together: consecutive ones make tensor-parallel groups."""
+        island = {gpu: n for n, members in enumerate(self.islands) for gpu in members}
+        node = {gpu: n for n, members in enumerate(self.nodes) for gpu in members}
+        return tuple(sorted(node, key=lambda gpu: (node[gpu], island.get(gpu, len(self.islands) + gpu), gpu)))
+
+    def way(self, a: int, b: int) -> Way:
+        """The way between two GPUs; of different nodes the network."""
+        found = self.ways.get((min(a, b), max(a, b)))
+        return found or (self.network if self.network and not any({a, b} <= set(node) for node in self.nodes) else None) or UNKNOWN
+
+    def worst(self, group: Sequence[int]) -> Way:
+        """The slowest way that a ring through the group must take: its members in order, which `gpus` arranges so that near ones are neighbours."""
+        if len(group) < 2:
+            return Way("none", None, 0.0, 0.0, "computed", "one rank: nothing is sent")
+        pairs = [*itertools.pairwise(group), (group[-1], group[0])]
+        ways = [self.way(a, b) for a, b in pairs]
+        slowest = min(ways, key=lambda way: (way.gb_s is not None, way.gb_s or 0.0, -way.step_us))
+        within_nvlink = all(way.kind == "NVLink" for way in ways) and len(group) in CUSTOM_ALL_REDUCE_RANKS
+        base = 0.0 if within_nvlink else max(way.base_us for way in ways)
+        return Way(slowest.kind, slowest.gb_s, max(way.step_us for way in ways), base, slowest.evidence, slowest.source)
+
+
+def fabric_of(box: Inventory, ranks: int, memory_read_bytes_s: float | None = None) -> Fabric:
+    """The fabric of an inventory's GPUs; of a machine without GPUs, that of so many processes on its CPUs, which share its memory's read rate."""
+    if not box.gpus:
+        return _cpu_fabric(box, ranks, memory_read_bytes_s)
+    order = [gpu.index for gpu in box.gpus]
+    rates = [memory_gb_s(gpu) for gpu in box.gpus]
+    by_index = {gpu.index: gpu for gpu in box.gpus}
+    told = [float(gpu.compute_capability) for gpu in box.gpus if gpu.compute_capability]
+    return Fabric(
+        nodes=(tuple(order),),
+        islands=tuple(tuple(members) for members in box.islands or [[i] for i in order]),
+        memory_gb_s=tuple(rate for rate, _ in rates),
+        ways={(link.a, link.b): _way_of(link, (by_index[link.a], by_index[link.b])) for link in box.links},
+        capability=min(told) if len(told) == len(order) else None,
+        memory_source="; ".join(dict.fromkeys(source for _, source in rates if source)),
+    )
+
+
+def _way_of(link: Link, ends: tuple[Gpu, Gpu]) -> Way:
+    """The measured rate of the slower direction where there is one, else what the link can carry at most, else what GPUs of this kind can."""
+    kind = "NVLink" if link.nvlinks else "PCIe"
+    ways = {key: spread for key, spread in link.measured_gb_s.items() if "->" in key}
+    step = STEP_US[kind]
+    if ways:
+        key, spread = min(ways.items(), key=lambda item: item[1].median)
+        return Way(kind, spread.median, step, COLLECTIVE_US, "measured", f"measured {key}")
+    told = link.theoretical_source or link.unknown.get("theoretical_gb_s", "")
+    host = ", through host memory" if link.p2p.get("read") not in (None, "OK") and kind == "PCIe" else ""
+    if link.theoretical_gb_s is None:
+        rate, source = min((pcie_at_most_gb_s(gpu) for gpu in ends), key=lambda found: found[0] or 0.0)
+        if rate and link.nvlinks == 0:
+            return Way(kind, rate, step, COLLECTIVE_US, "estimated", source + host)
+        return Way(kind if link.kind or link.nvlinks == 0 else "unknown", None, step, COLLECTIVE_US, "estimated", told or "rate not told")
+    return Way(kind, link.theoretical_gb_s, step, COLLECTIVE_US, "computed", told + host)
+
+
+def _cpu_fabric(box: Inventory, ranks: int, memory_read_bytes_s: float | None) -> Fabric:
+    """Processes of one machine, which talk through its memory (gloo)."""
+    rate = _loopback(box.measured, "GB/s")
+    latency = _loopback(box.measured, "us")
+    evidence = "measured" if rate is not None else "estimated"
+    source = "two processes through gloo" if rate is not None else "the loopback of this machine was not measured"
+    way = Way("loopback", rate, latency or 0.0, 0.0, evidence, source)
+    pairs = {pair: way for pair in itertools.combinations(range(ranks), 2)}
+    each = memory_read_bytes_s / ranks / 1e9 if memory_read_bytes_s else None
+    return Fabric((tuple(range(ranks)),), tuple((i,) for i in range(ranks)), (each,) * ranks, pairs, memory_source="this machine's memory, shared by all ranks")
+
+
+def _loopback(measured: Sequence[Measurement], unit: str) -> float | None:
+    """Best sample between two processes: a ceiling of what a run can have, or None where it was not measured."""
+    found = [m.spread.max if unit == "GB/s" else m.spread.min for m in measured if "two processes" in m.what and m.unit == unit]
+    return found[0] if found else None
