@@ -54,6 +54,11 @@ def build_parser() -> argparse.ArgumentParser:
     sub.add_argument("--partition", metavar="41,37", help="layers of each stage, instead of what the params ask for")
     sub.add_argument("--available-gib", metavar="19.35,18.16", help="KV space of each stage in GiB, instead of an estimate")
     sub.add_argument("--from", dest="source", metavar="DIR|FILE", help="box whose GPUs are counted, instead of the params' own")
+    sub = command("partition", "the best layer split and parallel layout, what each costs and which would be wrong", run_partition)
+    sub.add_argument("file", metavar="FILE")
+    sub.add_argument("--index-sharing", choices=["clean", "relay", "flip"], help="how cuts through layers that share top-k indices are treated")
+    sub.add_argument("--workload", choices=["interactive", "throughput", "long_context"], help="what the layouts are compared for")
+    sub.add_argument("--from", dest="source", metavar="DIR|FILE", help="box whose GPUs are counted, instead of the params' own")
     sub = command("bootlog", "read a vLLM start-up log", run_bootlog)
     sub.add_argument("file", metavar="LOG", help="the log; -: standard input")
     sub = command("model", "prepare the weights that a params file names", run_model)
@@ -152,20 +157,19 @@ def _numbers(text: str, option: str, kind: type) -> list:
 
 def run_memory(arguments) -> int:
     """`fieldbook memory`."""
-    from . import inventory, memory, memory_tables, params, partition, terminal
+    from . import memory, memory_tables, params, splits, terminal
     from .budget import Gpus
 
     loaded = params.load(arguments.file)
     spec = memory.model_spec(loaded.model.name)
-    split = partition.resolve_split(loaded.parallel, spec)
+    split = splits.resolve_split(loaded.parallel, spec)
     if arguments.partition:
         split = tuple(_numbers(arguments.partition, "--partition", int))
     if arguments.available_gib:
         loaded = memory.with_space(loaded, split, _numbers(arguments.available_gib, "--available-gib", float))
     gpus, given = None, bool(loaded.engine.available_kv_gib)
     if loaded.engine.kv_cache_gib_per_rank is None:
-        box = inventory.read_captured(Path(arguments.source)) if arguments.source else inventory.read(loaded)
-        sizes = tuple(gpu.memory_usable_bytes or gpu.memory_total_bytes for gpu in box.gpus)
+        sizes = _sizes(_box_of(arguments, loaded))
         # Where the space is given, the cards are only for other layouts to compare with.
         gpus = Gpus(sizes) if any(sizes) or not given else None
     pool = memory.pool(loaded, spec, split, gpus=None if given else gpus)
@@ -176,6 +180,31 @@ def run_memory(arguments) -> int:
     }  # fmt: skip
     _print(arguments, document, terminal.memory_text(loaded, spec, split, pool, gpus))
     return 0
+
+
+def _box_of(arguments, loaded):
+    """The box that --from names, else the params' own."""
+    from . import inventory
+
+    return inventory.read_captured(Path(arguments.source)) if arguments.source else inventory.read(loaded)
+
+
+def _sizes(box) -> tuple[int | None, ...]:
+    """Memory that CUDA reports of each GPU."""
+    return tuple(gpu.memory_usable_bytes or gpu.memory_total_bytes for gpu in box.gpus)
+
+
+def run_partition(arguments) -> int:
+    """`fieldbook partition`. Exit status 1 where the chosen split must not be served on the live machine, 2 where none fits."""
+    from . import ceilings, layouts, params
+    from .partition_terminal import partition_text
+
+    loaded = params.load(arguments.file)
+    box = _box_of(arguments, loaded)
+    reads = ceilings.memory_read_bytes_s(loaded, box) if loaded.engine.device == "cpu" and not arguments.source else None
+    found = layouts.study(loaded, box, memory_read_bytes_s=reads, index_sharing=arguments.index_sharing, workload=arguments.workload)
+    _print(arguments, layouts.document(found), partition_text(found))
+    return 1 if found.refused and loaded.box.kind == "live" else 0
 
 
 def run_bootlog(arguments) -> int:

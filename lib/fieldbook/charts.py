@@ -1,11 +1,11 @@
-"""Charts of the box: the link matrix and the GPUs as a graph. Rows come from an Inventory; `show.chart` draws them."""
+"""Charts of the box (link matrix, GPUs as a graph) and of the partition. Rows come from the stations' modules; `show.chart` draws them."""
 
 import math
 from typing import Any
 
 from .inventory import Inventory, Link
 from .inventory.links import nearness
-from .show import INK
+from .show import ACCENT, INK, SECOND
 
 QUIET = "#64748b"
 
@@ -153,3 +153,26 @@ _WIDTHS = {"NVLink": 6, "PIX": 4, "PXB": 3, "PHB": 2.5, "NODE": 2, "SYS": 1.5}
 def _memory(gpu) -> str:
     size = gpu.memory_total_bytes or gpu.memory_usable_bytes
     return f"{size / 2**30:.1f} GiB" if size else "memory unknown"
+
+
+def partition_front(rows: list[dict[str, Any]]):
+    """Pool against the heaviest stage: the Pareto front as a line, every other allowed split where there are few, and the chosen one by name."""
+    import altair as alt
+
+    kinds = ["chosen", "front", "other split"]
+    colour = alt.Color("kind:N", title=None, scale=alt.Scale(domain=kinds, range=[ACCENT, SECOND, "#cbd5e1"]), sort=kinds)
+    loads = [row["heaviest"] for row in rows]
+    base = alt.Chart(alt.Data(values=rows), width=560, height=260).encode(
+        x=alt.X(
+            "heaviest:Q",
+            title="heaviest stage, layer-equivalents",
+            scale=alt.Scale(domain=[min(loads) - 1, max(loads) + 1], nice=False),
+            axis=alt.Axis(tickMinStep=1, format="d"),
+        ),
+        y=alt.Y("tokens:Q", title="KV pool, tokens (computed)", scale=alt.Scale(zero=False, padding=18), axis=alt.Axis(tickCount=5)),
+    )
+    front = base.transform_filter("datum.kind == 'front'")
+    shape = alt.Shape("kind:N", title=None, scale=alt.Scale(domain=kinds), sort=kinds)
+    points = base.mark_point(filled=True, size=90, opacity=1).encode(color=colour, shape=shape)
+    names = base.transform_filter("datum.kind == 'chosen'").mark_text(align="left", dx=9, dy=-9, color=INK, fontSize=12).encode(text="split:N")
+    return front.mark_line(color=SECOND, strokeWidth=1.5) + points + names

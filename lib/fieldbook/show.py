@@ -147,9 +147,12 @@ def dots(rows: list[dict[str, Any]], category: str, value: str, colour: str, tit
     )
 
 
-def columns(rows: list[dict[str, Any]], category: str, value: str, title: str, colour: str, width: int = 560):
-    """Upright bars over an ordered category, one of them standing out by colour."""
+def columns(rows: list[dict[str, Any]], category: str, value: str, title: str, colour: str, kinds: list[str], width: int = 560):
+    """Upright bars over an ordered category, coloured by kind; the first of the kinds stands out, the last one steps back."""
     import altair as alt
+
+    tints = {kind: tint for kind, tint in zip(kinds, [ACCENT, SECOND, *["#cbd5e1"] * len(kinds)], strict=False)}
+    present = [kind for kind in kinds if kind in {row[colour] for row in rows}]
 
     return (
         alt.Chart(alt.Data(values=rows), width=width, height=220)
@@ -157,6 +160,6 @@ def columns(rows: list[dict[str, Any]], category: str, value: str, title: str, c
         .encode(
             x=alt.X(f"{category}:O", title=category, axis=alt.Axis(labelAngle=0, labelOverlap=True)),
             y=alt.Y(f"{value}:Q", title=title, axis=alt.Axis(tickCount=5)),
-            color=alt.Color(f"{colour}:N", title=None, sort=["chosen", "other"], scale=alt.Scale(domain=["chosen", "other"], range=[ACCENT, QUIET])),
+            color=alt.Color(f"{colour}:N", title=None, sort=present, scale=alt.Scale(domain=present, range=[tints[kind] for kind in present])),
         )
     )

@@ -11,7 +11,6 @@ from .inventory.links import nearness
 from .inventory.values import some
 from .memory import Pool
 from .params import Baseline, Parallel
-from .partition import Candidate
 from .receipts import Figure
 from .show import gib
 from .verdict import Comparison
@@ -227,33 +226,6 @@ def gaps(box: Inventory) -> Rows:
 def layouts(arms: list[tuple[Parallel | Baseline, tuple[int, ...], Pool]]) -> Rows:
     """Pool of each layout, for the chart."""
     return [{"layout": layout_name(arm, split), "tokens": pool.pool_tokens} for arm, split, pool in arms]
-
-
-def splits(found: list[Candidate], chosen: Candidate, best: int = 5) -> Rows:
-    """The best splits, the chosen one and the worst."""
-    shown = found[:best]
-    shown += [c for c in (chosen, found[-1]) if c not in shown]
-    return [
-        {
-            "split": "+".join(map(str, c.layers_per_stage)),
-            "pool tokens": c.pool.pool_tokens,
-            "binding rank": c.pool.binding_rank,
-            "straggler, layers": c.straggler_layers,
-            "vLLM's default": c.is_default,
-            "chosen": c == chosen,
-        }
-        for c in shown
-    ]
-
-
-def pool_by_first_stage(found: list[Candidate], chosen: Candidate) -> Rows:
-    """Best pool for each number of layers on the first stage, for the chart."""
-    best: dict[int, int] = {}
-    for candidate in found:
-        first = candidate.layers_per_stage[0]
-        best[first] = max(best.get(first, 0), candidate.pool.pool_tokens)
-    mark = chosen.layers_per_stage[0]
-    return [{"layers on the first stage": n, "tokens": tokens, "split": "chosen" if n == mark else "other"} for n, tokens in sorted(best.items())]
 
 
 def defects(rows: Rows) -> Rows:
