@@ -203,7 +203,7 @@ def run_partition(arguments) -> int:
     box = _box_of(arguments, loaded)
     reads = ceilings.memory_read_bytes_s(loaded, box) if loaded.engine.device == "cpu" and not arguments.source else None
     found = layouts.study(loaded, box, memory_read_bytes_s=reads, index_sharing=arguments.index_sharing, workload=arguments.workload)
-    _print(arguments, layouts.document(found), partition_text(found))
+    _print(arguments, layouts.document(found, not arguments.source), partition_text(found, not arguments.source))
     return 1 if found.refused and loaded.box.kind == "live" else 0
 
 

@@ -160,7 +160,7 @@ def partition_front(rows: list[dict[str, Any]]):
     import altair as alt
 
     kinds = ["chosen", "front", "other split"]
-    colour = alt.Color("kind:N", title=None, scale=alt.Scale(domain=kinds, range=[ACCENT, SECOND, "#cbd5e1"]), sort=kinds)
+    colour = alt.Color("kind:N", title=None, scale=alt.Scale(domain=kinds, range=[ACCENT, SECOND, QUIET]), sort=kinds)
     loads = [row["heaviest"] for row in rows]
     base = alt.Chart(alt.Data(values=rows), width=560, height=260).encode(
         x=alt.X(
@@ -173,6 +173,6 @@ def partition_front(rows: list[dict[str, Any]]):
     )
     front = base.transform_filter("datum.kind == 'front'")
     shape = alt.Shape("kind:N", title=None, scale=alt.Scale(domain=kinds), sort=kinds)
-    points = base.mark_point(filled=True, size=90, opacity=1).encode(color=colour, shape=shape)
+    points = base.transform_filter("!datum.covered").mark_point(filled=True, size=90, opacity=0.9).encode(color=colour, shape=shape)
     names = base.transform_filter("datum.kind == 'chosen'").mark_text(align="left", dx=9, dy=-9, color=INK, fontSize=12).encode(text="split:N")
     return front.mark_line(color=SECOND, strokeWidth=1.5) + points + names

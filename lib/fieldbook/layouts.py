@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from . import memory, partition, partition_tables, patches, strategy, strategy_tables
+from . import kv, memory, partition, partition_tables, patches, strategy, strategy_tables
 from .budget import Gpus
 from .errors import BadInput
 from .inventory import Inventory
@@ -11,7 +11,7 @@ from .params import Params
 from .partition import Candidate, Plan, Treatment
 from .spec import ModelSpec
 from .station import Station
-from .strategy import Fabric, Outcome
+from .strategy import Fabric, Outcome, Strategy
 
 
 @dataclass(frozen=True)
@@ -53,33 +53,66 @@ def study(
 
     Raises BadInput where no split fits, with what would make one fit, and where the split asked for must not be used.
     """
-    spec = memory.model_spec(params.model.name)
-    if workload:
-        params = params.model_copy(update={"parallel": params.parallel.model_copy(update={"workload": workload})})
-    ranks = params.parallel.tensor_parallel_size * params.parallel.pipeline_parallel_size
-    fabric = strategy.fabric_of(box, ranks, memory_read_bytes_s)
-    outcomes = tuple(strategy.strategies(params, spec, fabric, sizes_of(box)))
+    spec, own = memory.model_spec(params.model.name), params.parallel
+    # The KV space that the params give was seen with their own way of sharing: only what is planned takes another one.
+    asked = {"index_sharing": index_sharing or own.index_sharing, "workload": workload or own.workload}
+    planned = params.model_copy(update={"parallel": own.model_copy(update=asked)})
+    ranks, on_cpu = own.tensor_parallel_size * own.pipeline_parallel_size, params.engine.device == "cpu"
+    fabric = strategy.fabric_of(box, ranks, memory_read_bytes_s, on_cpu)
+    outcomes = tuple(strategy.strategies(planned, spec, fabric, sizes_of(box)))
     cards = gpus
-    if cards is None and not memory.is_given(params, params.parallel.pipeline_parallel_size, None):
+    by_hand = params.engine.kv_cache_gib_per_rank is not None and not on_cpu
+    if cards is None and (by_hand or not memory.is_given(params, own.pipeline_parallel_size, None)):
         cards = Gpus(sizes_of(box))
+    flippable = partition.indexer_evidence(params, spec).layers if asked["index_sharing"] == "flip" else None
     try:
-        found = partition.plan(partition.stage_table(params, spec, cards, index_sharing=index_sharing))
+        found = partition.plan(partition.stage_table(params, spec, cards, index_sharing=asked["index_sharing"], flippable=flippable))
     except BadInput as error:
         if cards is None or all(cards.total_bytes):
             raise
-        return Study(params, spec, fabric, None, None, (), outcomes, str(error))
+        _keep_rules(planned, spec)
+        return Study(planned, spec, fabric, None, None, (), outcomes, str(error))
     if found.best is None:
-        raise BadInput(partition.refusal(params, spec, cards, found))
+        others = list(dict.fromkeys(o.strategy.name for o in outcomes if o.best))
+        shown = f"; layouts of all {len(fabric.gpus)} GPUs that hold it: {', '.join(others[:6])}" if others else ""
+        raise BadInput(partition.refusal(params, spec, cards, found, lambda *layout: _runs(spec, fabric.capability, *layout)) + shown)
     chosen = _chosen(params, spec, found, index_sharing)
-    refused = partition.flip_refused(params, spec, chosen.flips) or _unpatched(params, spec, chosen)
-    return Study(params, spec, fabric, found, chosen, tuple(partition.treatments(params, spec, cards)), outcomes, "", refused)
-
-
-def _unpatched(params: Params, spec: ModelSpec, chosen: Candidate) -> str:
-    """Patches that a live server of this layout needs and the catalogue has not, '' without any: it would fail, or answer wrong without an error."""
-    own = params.parallel
     here = strategy.Strategy(own.tensor_parallel_size, own.pipeline_parallel_size, 1, 1, own.decode_context_parallel_size)
-    relayed = own.index_sharing == "relay" and any(chosen.cut_indices[1:])
+    vetoes = strategy.vetoes_of(here, spec, planned, fabric.capability)
+    refused = "; ".join(f"{veto.reason} ({veto.source})" for veto in vetoes) or partition.flip_refused(params, spec, chosen.flips)
+    if not refused and not on_cpu and 0 < len(box.gpus) < ranks:
+        refused = f"the layout takes {ranks} GPUs, and the box has {len(box.gpus)}"
+    refused = refused or _unpatched(planned, here, spec, chosen)
+    return Study(planned, spec, fabric, found, chosen, tuple(partition.treatments(params, spec, cards)), outcomes, "", refused)
+
+
+def _runs(spec: ModelSpec, capability: float | None, layout: memory.Layout, stages: int, params: Params) -> bool:
+    """Whether vLLM runs a layout, memory aside."""
+    asked = strategy.Strategy(
+        layout.tensor_parallel_size,
+        stages,
+        layout.data_parallel_size,
+        layout.prefill_context_parallel_size,
+        layout.decode_context_parallel_size,
+        layout.expert_parallel,
+    )
+    return not strategy.vetoes_of(asked, spec, params, capability)
+
+
+def _keep_rules(params: Params, spec: ModelSpec) -> None:
+    """Raise BadInput where the split asked for breaks a rule: that needs no memory to be seen."""
+    own = params.parallel
+    split = partition.resolve_split(own, spec)
+    if isinstance(own.layer_partition, list):
+        rules = partition.rules_of(spec, own.pipeline_parallel_size, own.index_sharing)
+        wrong = [reason for rule in rules for reason in rule.broken_by(kv.stage_bounds(spec, split))]
+        if wrong:
+            raise BadInput(f"parallel.layer_partition: {'+'.join(map(str, split))} must not be used: {'; '.join(wrong)}")
+
+
+def _unpatched(params: Params, here: Strategy, spec: ModelSpec, chosen: Candidate) -> str:
+    """Patches that a live server of this layout needs and the catalogue has not, '' without any: it would fail, or answer wrong without an error."""
+    relayed = params.parallel.index_sharing == "relay" and any(chosen.cut_indices[1:])
     absent = [need for need in strategy.needs_of(here, spec, params, relayed) if need.patch and need.patch not in patches.CATALOGUE]
     if params.box.kind != "live" or not absent:
         return ""
@@ -112,8 +145,8 @@ def _treatment(one: Treatment) -> dict[str, Any]:
     return {"mode": one.mode, "best": best, "usable": one.usable, "needs": list(one.needs), "relay_bytes_per_token": one.relay_bytes_per_token}
 
 
-def document(found: Study) -> dict[str, Any]:
-    """The study as the command's JSON."""
+def document(found: Study, recorded: bool = True) -> dict[str, Any]:
+    """The study as the command's JSON; recorded: with the rates recorded of the params' own box."""
     plan = found.plan
     return {
         "model": found.spec.name,
@@ -129,5 +162,5 @@ def document(found: Study) -> dict[str, Any]:
         "treatments": [_treatment(one) for one in found.treatments],
         "strategies": [strategy_tables.outcome_document(o) for o in found.outcomes],
         "choices": [strategy_tables.choice_document(strategy.choose(list(found.outcomes), w, found.params)) for w in strategy.WORKLOADS],
-        "recorded": strategy_tables.recorded(found.params, found.spec, found.fabric, list(found.outcomes)),
+        "recorded": strategy_tables.recorded(found.params, found.spec, found.fabric, list(found.outcomes)) if recorded else [],
     }

@@ -151,6 +151,8 @@ def _check_against_model(params: Params, where: str) -> None:
     except BadInput as error:
         raise BadInput(f"{where}: {error}") from None
     for i, boot in enumerate(engine.other_boots):
+        if boot.layer_partition == layout.layer_partition:
+            raise BadInput(f"{where}: engine.other_boots.{i}: {boot.layer_partition} is parallel.layer_partition, whose space is engine.available_kv_gib")
         stages, own = layout.pipeline_parallel_size, layout.layer_partition
         if not isinstance(own, list) or not engine.available_kv_gib:
             raise BadInput(f"{where}: engine.other_boots: goes with engine.available_kv_gib and a list of layers in parallel.layer_partition")

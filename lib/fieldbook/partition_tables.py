@@ -3,7 +3,7 @@
 import collections
 from typing import Any
 
-from . import partition
+from . import memory, partition, strategy
 from .params import Params
 from .partition import Candidate, Plan, Treatment
 from .partition.search import best_split, count
@@ -43,8 +43,11 @@ def rules(found: Plan) -> Rows:
     return [{"rule": rule, "why": why, "splits it rules out": found.looked_at - count(allowed)} for rule, why, allowed in kept]
 
 
-def split_row(candidate: Candidate, found: Plan, asked: tuple[int, ...] | None = None) -> dict[str, Any]:
-    """One split: pool, what binds, load, flips, and whether it may be used."""
+def split_row(candidate: Candidate, found: Plan, params: Params, asked: tuple[int, ...] | None = None) -> dict[str, Any]:
+    """One split: pool, what binds, load, what the heaviest stage reads for one token (with lm_head, which the load leaves out), flips, faults."""
+    own = params.parallel
+    here = strategy.Strategy(own.tensor_parallel_size, len(candidate.layers_per_stage))
+    reads = strategy.stage_read_bytes(here, found.table.spec, params, candidate.layers_per_stage, 1)
     marks = [
         "best" if found.best and candidate.layers_per_stage == found.best.layers_per_stage else "",
         "chosen" if asked and candidate.layers_per_stage == asked else "",
@@ -55,9 +58,10 @@ def split_row(candidate: Candidate, found: Plan, asked: tuple[int, ...] | None =
         "is": ", ".join(mark for mark in marks if mark) or None,
         "pool tokens": candidate.pool_tokens,
         "binding rank": candidate.binding_rank,
-        "GiB there": candidate.binding_gib,
+        "KV GiB on it": candidate.binding_gib,
         "load": "/".join(map(str, candidate.stage_load)) if len(candidate.stage_load) <= 8 else None,
         "heaviest": candidate.straggler_layers,
+        "GiB read a token": max(reads) / memory.GIB,
     }
     if partition.sharing_layers(found.table.spec):
         row["flips" if found.table.index_sharing == "flip" else "layers cut off from their indices"] = layers_text(
@@ -71,7 +75,7 @@ def without_empty(rows: Rows, column: str) -> Rows:
     return rows if any(row.get(column) is not None for row in rows) else [{k: v for k, v in row.items() if k != column} for row in rows]
 
 
-def splits(found: Plan, chosen: Candidate | None) -> Rows:
+def splits(found: Plan, chosen: Candidate | None, params: Params) -> Rows:
     """The best split, the chosen one, vLLM's own, and what lies around the best one."""
     centre = found.best or chosen
     if centre is None:
@@ -84,7 +88,7 @@ def splits(found: Plan, chosen: Candidate | None) -> Rows:
         # Many stages have many neighbours: the best of them say what there is to say.
         kept = sorted(around.values(), key=lambda c: (bool(c.wrong), -c.pool_tokens, c.straggler_layers))[:20]
         around = {c.layers_per_stage: c for c in [*kept, *(c for c in around.values() if c.is_default or c in (centre, chosen))]}
-    return without_empty([split_row(around[split], found, asked) for split in sorted(around)], "must not be used")
+    return without_empty([split_row(around[split], found, params, asked) for split in sorted(around)], "must not be used")
 
 
 def pool_by_first_stage(found: Plan, chosen: Candidate | None) -> Rows:
@@ -111,7 +115,9 @@ def front(found: Plan, chosen: Candidate | None) -> Rows:
     on = {c.layers_per_stage for c in found.front}
     every = [c for c in found.all() or () if c.layers_per_stage not in on and not c.wrong]
     rows = [_point(c, "other split") for c in every] + [_point(c, "front") for c in found.front]
-    rows = [row for row in rows if not chosen or row["kind"] == "front" or row["split"] != name(chosen.layers_per_stage)]
+    for row in rows:
+        # The chosen split is drawn once, above the line of the front that it may be part of.
+        row["covered"] = chosen is not None and row["split"] == name(chosen.layers_per_stage)
     return rows + ([_point(chosen, "chosen")] if chosen else [])
 
 
@@ -131,11 +137,10 @@ def treatments(found: list[Treatment], params: Params) -> Rows:
                 "way": one.mode + (" (asked for)" if one.mode == params.parallel.index_sharing else ""),
                 "best split": name(c.layers_per_stage) if c else "none fits",
                 "pool tokens": c.pool_tokens if c else None,
-                "pool lost": f"{1 - c.pool_tokens / best:.1%}" if c and c.pool_tokens < best else None,
-                "load": "/".join(map(str, c.stage_load)) if c else None,
+                "less": f"{1 - c.pool_tokens / best:.1%}" if c and c.pool_tokens < best else None,
                 "flips": layers_text(tuple(i for stage in c.flips for i in stage)) if c else None,
-                "B per token more": one.relay_bytes_per_token or None,
-                "may be used": one.usable,
+                "B a token more": one.relay_bytes_per_token or None,
+                "allowed": one.usable,
                 "needs": ", ".join([*one.needs, *(["tp-partial"] if both else [])]) or None,
             }
         )
@@ -155,9 +160,11 @@ def treatments_text(params: Params, spec: ModelSpec, chosen: Candidate, found: l
     if usable:
         most = max(usable, key=lambda one: one.plan.best.pool_tokens)
         clean = next((one for one in usable if one.mode == "clean"), None)
-        text += f"Of the ways that may be used {most.mode} holds most: {name(most.plan.best.layers_per_stage)}, {most.plan.best.pool_tokens:,} tokens."
+        best = most.plan.best
+        text += f"Of the ways that the checkpoint allows, {most.mode} holds most: {name(best.layers_per_stage)}, {best.pool_tokens:,} tokens."
         if clean and clean is not most:
-            text += f" Without a patch for the cut it is {name(clean.plan.best.layers_per_stage)}, {clean.plan.best.pool_tokens:,} tokens."
+            best = clean.plan.best
+            text += f" A clean cut needs no patch of its own and holds {best.pool_tokens:,} tokens at {name(best.layers_per_stage)}."
         if chosen.layers_per_stage not in {one.plan.best.layers_per_stage for one in usable}:
             text += f" The params ask for {name(chosen.layers_per_stage)}."
         text += "\n\n"
@@ -166,8 +173,8 @@ def treatments_text(params: Params, spec: ModelSpec, chosen: Candidate, found: l
     if cut != even:
         left = f"layer {layers_text(cut)}" if cut else "no layer"
         text += (
-            f"The cut of {name(chosen.layers_per_stage)} leaves {left} without indices. A rule of even stages (rank x layers // stages) would name "
-            f"{layers_text(even) or 'none'} whatever the real partition: it has to be told the real one."
+            f"{name(chosen.layers_per_stage)} leaves {left} without indices. A check that assumes even stages (stage r begins at layer "
+            f"r x {spec.num_hidden_layers} // {stages}) would name {layers_text(even) or 'none'}, whatever the partition: it has to look at the real cut."
         )
     return text
 

@@ -7,8 +7,11 @@ from .layouts import Study
 from .terminal import text_table
 
 
-def partition_text(found: Study) -> str:
-    """The best split and what it is chosen against, strategies, and the choice by workload: the rows that notebook 03 shows."""
+def partition_text(found: Study, recorded: bool = True) -> str:
+    """The best split and what it is chosen against, strategies, and the choice by workload: the rows that notebook 03 shows.
+
+    recorded: with the rates recorded of the params' own box, which say nothing of another one.
+    """
     p, spec, outcomes = found.params, found.spec, list(found.outcomes)
     parts = [f"{spec.name} ({spec.architecture})"]
 
@@ -20,21 +23,28 @@ def partition_text(found: Study) -> str:
         c = found.chosen
         held = f"{found.plan.looked_at:,} splits of {spec.num_hidden_layers} layers in {found.plan.table.stages} stages, {found.plan.allowed:,} allowed"
         parts.append(f"{held} ({found.index_sharing})" if found.treatments else held)
-        section("Rules", partition_tables.rules(found.plan))
-        section("Splits", partition_tables.splits(found.plan, c))
-        front = [partition_tables.split_row(one, found.plan) for one in found.plan.front]
-        section("Front of pool against heaviest stage", partition_tables.without_empty(front, "must not be used"))
+        section("Rules, each by itself", partition_tables.rules(found.plan))
+        loads = "Splits: what binds, load in layer-equivalents (layers and draft steps), what the heaviest stage reads for one token"
+        section(loads, partition_tables.splits(found.plan, c, p))
+        front = [partition_tables.split_row(one, found.plan, p) for one in found.plan.front]
+        section("Splits that no other beats in both pool and heaviest stage", partition_tables.without_empty(front, "must not be used"))
         section("Layers that share top-k indices: three ways", partition_tables.treatments(list(found.treatments), p))
         if found.treatments:
             parts.append("\n" + partition_tables.treatments_text(p, spec, c, list(found.treatments)).replace("\n\n", "\n"))
     else:
         parts.append(f"splits cannot be compared: {found.why_not}")
-    section("Layouts that can run: pool of all replicas; tok/s that links let pass in prefill, and to expect in decode", strategy_tables.feasible(outcomes, p))
+    able = "Layouts that can run (estimated from the cards alike; tok/s are upper estimates, every drafted token accepted)"
+    section(able, strategy_tables.feasible(outcomes, p))
     section("What they need", strategy_tables.needs(outcomes))
     section("Layouts that cannot", strategy_tables.vetoed(outcomes))
-    section("Traffic of one forward pass", strategy_tables.traffic(outcomes, p, spec, found.fabric))
-    section("Recorded rates against the least that the links allow", strategy_tables.recorded(p, spec, found.fabric, outcomes))
-    section("Choice by workload", strategy_tables.choices(outcomes, p))
+    section("Traffic of one forward pass: collectives x bytes of each for one token, the least time, and the prefill that links alone allow", _traffic(found))
+    parts.append("  " + strategy_tables.links_text(outcomes, found.fabric))
+    if recorded:
+        title = "Recorded rates (tok/s) beside what links, and links and weights, allow at most, and the estimate"
+        section(title, strategy_tables.recorded(p, spec, found.fabric, outcomes))
+    section("Choice by workload (within a tenth, of pools 3%, is a tie)", strategy_tables.choices(outcomes, p))
+    if any(o.strategy.expert_parallel or o.strategy.data_parallel_size > 1 for o in outcomes):
+        parts.append("  DP, EP and PCP go to vLLM by server.extra_args: --data-parallel-size, --enable-expert-parallel, --prefill-context-parallel-size")
     if found.chosen:
         c = found.chosen
         parts.append(
@@ -44,3 +54,7 @@ def partition_text(found: Study) -> str:
     if found.refused:
         parts.append(f"must not be served: {found.refused}")
     return "\n".join(parts)
+
+
+def _traffic(found: Study) -> list[dict[str, Any]]:
+    return strategy_tables.traffic(list(found.outcomes), found.params, found.spec, found.fabric)

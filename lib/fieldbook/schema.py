@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 Positive = Annotated[int, Field(gt=0)]
+Count = Annotated[int, Field(gt=0, lt=2**31)]  # an int32 in vLLM's own buffers
 Metric = Annotated[str, Field(pattern=r"^(pool_tokens|prefill_\d+_tok_s|decode_c\d+_tok_s)$")]
 
 
@@ -44,10 +45,10 @@ class Engine(Section):
     )
     block_size_tokens: Positive | None = Field(None, description="tokens of a KV block; empty: vLLM's default for device and attention")
     max_model_len: Positive = Field(description="longest request, prompt and completion, in tokens")
-    max_num_seqs: Positive = Field(8, description="most requests in one step")
-    max_num_batched_tokens: Positive = Field(2048, description="most tokens in one step")
+    max_num_seqs: Count = Field(8, description="most requests in one step")
+    max_num_batched_tokens: Count = Field(2048, description="most tokens in one step")
     enforce_eager: bool = Field(False, description="no torch.compile and no graphs")
-    kv_cache_gib_per_rank: Positive | None = Field(
+    kv_cache_gib_per_rank: Annotated[int, Field(gt=0, le=1_000_000)] | None = Field(
         None, description="KV space of each rank in whole GiB, set by hand (VLLM_CPU_KVCACHE_SPACE, --kv-cache-memory-bytes)"
     )
     available_kv_gib: list[Annotated[float, Field(gt=0)]] = Field([], description="KV space of each stage in GiB at layer_partition, e.g. from a boot log")

@@ -151,13 +151,14 @@ def columns(rows: list[dict[str, Any]], category: str, value: str, title: str, c
     """Upright bars over an ordered category, coloured by kind; the first of the kinds stands out, the last one steps back."""
     import altair as alt
 
-    tints = {kind: tint for kind, tint in zip(kinds, [ACCENT, SECOND, *["#cbd5e1"] * len(kinds)], strict=False)}
+    tints = {kind: tint for kind, tint in zip(kinds, [ACCENT, SECOND, *[QUIET] * len(kinds)], strict=False)}
     present = [kind for kind in kinds if kind in {row[colour] for row in rows}]
 
     return (
         alt.Chart(alt.Data(values=rows), width=width, height=220)
         .mark_bar()
         .encode(
+            opacity=alt.condition(f"datum[{colour!r}] == {kinds[-1]!r}", alt.value(0.45), alt.value(1)),
             x=alt.X(f"{category}:O", title=category, axis=alt.Axis(labelAngle=0, labelOverlap=True)),
             y=alt.Y(f"{value}:Q", title=title, axis=alt.Axis(tickCount=5)),
             color=alt.Color(f"{colour}:N", title=None, sort=present, scale=alt.Scale(domain=present, range=[tints[kind] for kind in present])),

@@ -79,6 +79,8 @@ def given_kv_gib(given: list[float], stages: int) -> list[float]:
 class StageRoom:
     """KV space of one stage, as far as it depends on the layers it holds: base - weights_scale x weights - the most that one of its layers adds.
 
+    given_bytes: KV space set by hand, which is all there is, and none where the GPU has not so much left (None: not set, or the GPU is not known).
+
     base_bytes: what vLLM takes of the GPU, or what was given; besides_bytes: per decoder layer, all that is neither weights nor cache (empty: in base);
     known_bases: by (first layer, one past the last), the base that a boot with exactly these layers tells.
     """
@@ -87,11 +89,15 @@ class StageRoom:
     weights_scale: float = 0.0
     besides_bytes: tuple[int, ...] = ()
     known_bases: tuple[tuple[tuple[int, int], int], ...] = ()
+    given_bytes: int | None = None
 
     def available_bytes(self, start: int, end: int, weights_bytes: int) -> int:
         """KV space with layers start to end - 1 that weigh so much; negative where they are too much."""
         base = dict(self.known_bases).get((start, end), self.base_bytes)
-        return base - round(self.weights_scale * weights_bytes) - max(self.besides_bytes[start:end], default=0)
+        left = base - round(self.weights_scale * weights_bytes) - max(self.besides_bytes[start:end], default=0)
+        if self.given_bytes is None:
+            return left
+        return self.given_bytes if left >= self.given_bytes else left - self.given_bytes
 
 
 def is_given(params: Params, stages: int, gpus: Gpus | None) -> bool:
@@ -105,9 +111,16 @@ def is_given(params: Params, stages: int, gpus: Gpus | None) -> bool:
 
 def stage_rooms(spec: ModelSpec, params: Params, stages: int, layout: Layout, gpus: Gpus | None) -> list[StageRoom]:
     """Room of every stage: given by the params, or the share of the GPU's memory that is left. Raises BadInput when nothing tells it."""
+    given = None
     if params.engine.kv_cache_gib_per_rank is not None:
-        return [StageRoom(params.engine.kv_cache_gib_per_rank * GIB)] * stages
-    if is_given(params, stages, gpus):
+        given = params.engine.kv_cache_gib_per_rank * GIB
+        ranks = stages * layout.tensor_parallel_size * layout.prefill_context_parallel_size * layout.data_parallel_size
+        told = gpus is not None and len(gpus.total_bytes) >= ranks and all(gpus.total_bytes[:ranks])
+        if params.engine.device == "cpu" or not told:
+            return [StageRoom(given)] * stages
+        # --kv-cache-memory-bytes leaves out vLLM's share of the GPU; the GPU itself is what it has to fit on.
+        params = params.model_copy(update={"engine": params.engine.model_copy(update={"gpu_memory_utilization": 1.0})})
+    elif is_given(params, stages, gpus):
         return _given_rooms(spec, params, stages, layout)
     kinds: dict[tuple, int] = {}
     rooms = []
@@ -119,7 +132,8 @@ def stage_rooms(spec: ModelSpec, params: Params, stages: int, layout: Layout, gp
             if key not in kinds:
                 terms = _estimate(spec, params, range(layer.index, layer.index + 1), stage, stages, layout, 0, gpus)
                 kinds[key] = terms.other_bytes
-        rooms.append(StageRoom(terms.requested_bytes, 1.0, tuple(kinds[layer.attention, layer.mlp] for layer in spec.layers)))
+        besides = tuple(kinds[layer.attention, layer.mlp] for layer in spec.layers)
+        rooms.append(StageRoom(terms.requested_bytes, 1.0, besides, given_bytes=given))
     return rooms
 
 
@@ -179,7 +193,8 @@ def _estimate(spec: ModelSpec, params: Params, layers: range, stage: int, stages
         # A card of unknown size keeps its place: leaving it out would give its rank the memory of the next one.
         seen = f"{len(known)} GPUs whose memory is known"
         ranks = stages * width * replicas
-        raise BadInput(f"engine.available_kv_gib: missing, and the box has {seen} for {ranks} ranks; give the KV space of each stage in GiB")
+        cure = "give the KV space of each stage in GiB, or a box (--from) whose GPUs' memory is told"
+        raise BadInput(f"engine.available_kv_gib: missing, and the box has {seen} for {ranks} ranks; {cure}")
     own = [size for replica in range(replicas) for size in cards[(replica * stages + stage) * width : (replica * stages + stage + 1) * width]]
     terms = budget.estimate(
         spec,
@@ -218,7 +233,7 @@ def available_kv_bytes(
         found = [room.available_bytes(*at, one.bytes) for room, at, one in zip(rooms, bounds, held, strict=True)]
         for stage, space in enumerate(found):
             if space <= 0:
-                raise BadInput(_outweighed(params, split, stage, held))
+                raise BadInput(_too_much_by_hand(params, stage, held) if params.engine.kv_cache_gib_per_rank else _outweighed(params, split, stage, held))
         return [(space, None) for space in found]
     estimates: list[tuple[int, Budget | None]] = []
     for stage, at in enumerate(bounds):
@@ -228,6 +243,14 @@ def available_kv_bytes(
             raise BadInput(f"rank {stage}: {_overfull(terms, params.engine.gpu_memory_utilization)}")
         estimates.append((terms.available_bytes, terms))
     return estimates
+
+
+def _too_much_by_hand(params: Params, stage: int, held: list[weights.RankWeights]) -> str:
+    """Why a KV space that was set by hand does not fit on the GPU."""
+    return (
+        f"rank {stage}: engine.kv_cache_gib_per_rank {params.engine.kv_cache_gib_per_rank}, {held[stage].bytes / GIB:.2f} GiB of weights and what a step takes "
+        "besides are more than the GPU has; lower it, or give the rank fewer layers"
+    )
 
 
 def _outweighed(params: Params, split: tuple[int, ...] | list[int], stage: int, held: list[weights.RankWeights]) -> str:

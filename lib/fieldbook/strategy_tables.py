@@ -15,7 +15,6 @@ from .strategy import (
     Fabric,
     Outcome,
     Strategy,
-    Way,
     choose,
     decode_round,
     hop_floors,
@@ -45,8 +44,8 @@ def folded(outcomes: list[Outcome]) -> list[tuple[Outcome, str]]:
 
 
 def feasible(outcomes: list[Outcome], params: Params) -> Rows:
-    """Strategies that can run, best first for the workload that the params name, at most SHOWN: weights of the heaviest rank, pool of all replicas
-    together, what the links let pass at most, and rates to expect."""
+    """Strategies that can run, best first for the workload that the params name, at most SHOWN: weights of the heaviest rank, pool of each replica,
+    upper estimates of decode."""
     seqs = params.engine.max_num_seqs
     able = [(o, words) for o, words in folded(outcomes) if not o.vetoes]
 
@@ -60,14 +59,21 @@ def feasible(outcomes: list[Outcome], params: Params) -> Rows:
             "layout": words,
             "best split": name(o.best.layers_per_stage) if o.best else None,
             "weights, GiB": o.weights_gib,
-            "pool tokens": o.pool_tokens,
-            "links' prefill": o.prefill_at_most_tok_s,
+            "pool tokens": _pools(o),
             "1 stream": o.decode_expected_tok_s.get(1),
             f"{seqs} streams": o.decode_expected_tok_s.get(seqs),
             "needs": needs_text(o),
         }
         for o, words in sorted(able, key=order)[:SHOWN]
     ] or [{"layout": "none can run", "why": "each is vetoed below"}]
+
+
+def _pools(o: Outcome) -> str | None:
+    """'745,792', or '2 x 577,728' of replicas that share nothing of it."""
+    if o.best is None:
+        return None
+    replicas = o.strategy.data_parallel_size
+    return (f"{replicas} x " if replicas > 1 else "") + f"{o.best.pool_tokens:,}"
 
 
 def needs_text(o: Outcome) -> str | None:
@@ -81,19 +87,26 @@ def needs(outcomes: list[Outcome]) -> Rows:
     return [{"need": name_, "else": why} for name_, why in found.items()]
 
 
-def ways(s: Strategy, fabric: Fabric) -> tuple[str | None, str | None]:
-    """(what the slowest tensor-parallel group works over, what the slowest hop does), each with its rate."""
+def slowest(s: Strategy, fabric: Fabric) -> str | None:
+    """The slowest link that a strategy sends over, with its rate."""
     placed = place(s, fabric)
-    groups = [fabric.worst(group) for stage in placed.tensor_groups for group in stage] if s.tensor_parallel_size > 1 else []
-    hops = [fabric.way(a, b) for stage in placed.hops for a, b in stage]
+    found = [fabric.worst(group) for stage in (*placed.tensor_groups, *placed.data_groups) for group in stage if len(group) > 1]
+    found += [fabric.way(a, b) for stage in placed.hops for a, b in stage]
+    least = min(found, key=lambda way: (way.gb_s is not None, way.gb_s or 0.0), default=None)
+    if least is None:
+        return None
+    return f"{least.kind} {least.gb_s:.3g} GB/s" if least.gb_s else f"{least.kind}, rate not known"
 
-    def shown(found: list[Way]) -> str | None:
-        slowest = min(found, key=lambda way: (way.gb_s is not None, way.gb_s or 0.0), default=None)
-        if slowest is None:
-            return None
-        return f"{slowest.kind} {slowest.gb_s:.3g} GB/s ({slowest.evidence})" if slowest.gb_s else f"{slowest.kind}, rate not known"
 
-    return shown(groups), shown(hops)
+def links_text(outcomes: list[Outcome], fabric: Fabric) -> str:
+    """Where the rates of the links come from, one sentence."""
+    used = {way for o in outcomes for stage in place(o.strategy, fabric).hops for a, b in stage for way in [fabric.way(a, b)]}
+    used |= {fabric.way(a, b) for members in fabric.islands for a in members for b in members if a < b}
+    told = [f"{way.kind} {way.gb_s:.3g} GB/s one way ({way.evidence}: {way.source})" for way in used if way.gb_s]
+    told += [f"{way.kind}, rate not known ({way.source})" for way in used if not way.gb_s]
+    order = fabric.gpus
+    moved = f" TP groups lie within islands with CUDA_VISIBLE_DEVICES={','.join(map(str, order))}." if list(order) != sorted(order) else ""
+    return "Links: " + "; ".join(sorted(told)) + "." + moved if told else moved.strip()
 
 
 def vetoed(outcomes: list[Outcome]) -> Rows:
@@ -131,15 +144,14 @@ def traffic(outcomes: list[Outcome], params: Params, spec: ModelSpec, fabric: Fa
         c = o.traffic.collectives
         rows.append(
             {
-                "layout": words,
-                "can run": not o.vetoes,
+                "layout": words + (", cannot run" if o.vetoes else ""),
                 "all-reduces": f"{c.all_reduces} x {o.traffic.all_reduce_bytes:,.0f} B" if c.all_reduces else None,
                 "dispatch, combine": f"{c.dispatches} x 2 x {o.traffic.dispatch_bytes:,.0f} B" if c.dispatches else None,
                 "hops": f"{o.traffic.hops} x {o.traffic.hop_bytes + o.traffic.relay_bytes:,} B" if o.traffic.hops else None,
-                "TP over": ways(s, fabric)[0],
-                "hops over": ways(s, fabric)[1],
-                "B per token": round(o.traffic.bytes_per_token),
+                "slowest link": slowest(s, fabric),
+                "B a token": round(o.traffic.bytes_per_token),
                 "floor, ms": 1e3 * (sum(links) + sum(hops)) if known else None,
+                "prefill, tok/s": o.prefill_at_most_tok_s,
             }
         )
     return rows
@@ -158,11 +170,21 @@ def _choice(found: Choice, params: Params) -> dict[str, Any]:
         "judged by": WORKLOADS[found.workload],
         "choice": found.chosen.strategy.name if found.chosen else "cannot be judged",
         "split": name(found.chosen.best.layers_per_stage) if found.chosen and found.chosen.best else None,
-        "figure": found.value,
-        "a tie with": ", ".join(ties[:5]) + (f" and {len(ties) - 5} more" if len(ties) > 5 else "") if ties else None,
+        "is": found.value,
+        "a tie with": ", ".join(ties[:4]) + (f" and {len(ties) - 4} more" if len(ties) > 4 else "") if ties else None,
         "next": f"{found.next_best.strategy.name}: {found.next_value / found.value - 1:+.0%}" if found.next_best and found.value and found.next_value else None,
+        "not judged": _not_judged(found.unknown, found.workload),
         "needs": needs_text(found.chosen) if found.chosen else None,
     }
+
+
+def _not_judged(unknown: tuple[Outcome, ...], workload: str) -> str | None:
+    """Layouts that can run and of which a figure is missing."""
+    if not unknown:
+        return None
+    names = list(dict.fromkeys(o.strategy.name for o in unknown))
+    why = "memory of a card not known" if workload == "long_context" else "rate of a link, or of a GPU's memory, not known"
+    return f"{', '.join(names[:3])}{f' and {len(names) - 3} more' if len(names) > 3 else ''}: {why}"
 
 
 def recorded(params: Params, spec: ModelSpec, fabric: Fabric, outcomes: list[Outcome]) -> Rows:
@@ -179,11 +201,11 @@ def recorded(params: Params, spec: ModelSpec, fabric: Fabric, outcomes: list[Out
     for row in document["layouts"]:
         if row["layout"] not in by_name:
             raise BadInput(f"{paths.shown(file)}: layout {row['layout']!r} is none of {len(fabric.gpus)} GPUs; one of {', '.join(list(by_name)[:8])}, ...")
-        rows.append(_recorded_row(row, params, spec, fabric, by_name[row["layout"]], document["stated_by"]))
+        rows.append(_recorded_row(row, params, spec, fabric, by_name[row["layout"]]))
     return rows
 
 
-def _recorded_row(row: dict[str, Any], params: Params, spec: ModelSpec, fabric: Fabric, outcome: Outcome, source: str) -> dict[str, Any]:
+def _recorded_row(row: dict[str, Any], params: Params, spec: ModelSpec, fabric: Fabric, outcome: Outcome) -> dict[str, Any]:
     drafting = params.model_copy(update={"engine": params.engine.model_copy(update={"draft_tokens": row["draft_tokens"]})})
     s = outcome.strategy
     split = outcome.best.layers_per_stage if outcome.best else partition.default_split(spec.num_hidden_layers, s.pipeline_parallel_size)
@@ -198,14 +220,13 @@ def _recorded_row(row: dict[str, Any], params: Params, spec: ModelSpec, fabric: 
     return {
         "layout": row["layout"],
         "what": what,
-        "recorded, tok/s": float(measured),
+        "recorded": float(measured),
         "links allow": links,
-        "times the links' floor": f"{links / measured:.3g} x" if links else None,
-        "links and memory allow": most,
-        "to expect": expected,
-        "recorded of it": f"{measured / expected:.0%}" if expected else None,
-        "drafts": row["draft_tokens"] or None,
-        "recorded in": source,
+        "above floor": f"{links / measured:.3g} x" if links else None,
+        "and weights": most,
+        "estimate": expected,
+        "of it": f"{measured / expected:.0%}" if expected else None,
+        "how": ", ".join(filter(None, [f"drafts {row['draft_tokens']}" if row["draft_tokens"] else "no drafts", row.get("note")])),
     }
 
 

@@ -266,6 +266,18 @@ def test_the_shipped_boxes_say_what_the_figures_of_the_reports_say():
 STATED = {"stated_by": "r", "gpus": {"count": 3, "each": {"name": "A"}, "numa_node": [0, 0, 1]}, "links": {"pairs": {"NV2": [[1, 0]]}, "across_nodes": "SYS"}}
 
 
+def test_unequal_cards_are_stated_one_by_one():
+    two = {"stated_by": "r", "gpus": {"count": 2, "each": [{"memory_total_bytes": 24 * 2**30}, {"memory_total_bytes": 12 * 2**30, "pcie_generation": 3}]}}
+    found = stated.read_stated(yaml.safe_dump(two, sort_keys=False))
+    assert [gpu.memory_total_bytes for gpu in found.gpus] == [24 * 2**30, 12 * 2**30] and found.gpus[1].pcie_generation == 3
+    two["gpus"]["count"] = 3
+    with pytest.raises(BadInput, match="gpus.each: 2 entries for 3 GPUs; give one for each, or one mapping for all"):
+        stated.read_stated(yaml.safe_dump(two, sort_keys=False))
+    two["gpus"]["each"] = {"name": ["A", "B", "C"]}
+    with pytest.raises(BadInput, match="gpus.each.name: got a list; for unequal GPUs make gpus.each itself a list"):
+        stated.read_stated(yaml.safe_dump(two, sort_keys=False))
+
+
 def test_a_stated_box_worked_by_hand():
     found = stated.read_stated(yaml.safe_dump(STATED, sort_keys=False))
     assert [(k.a, k.b, k.kind, k.nvlinks) for k in found.links] == [(0, 1, "NV2", 2), (0, 2, "SYS", 0), (1, 2, "SYS", 0)]

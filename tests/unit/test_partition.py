@@ -501,6 +501,16 @@ def test_flipping_is_judged_by_the_checkpoints_size_where_nothing_else_is_here(t
         assert found.layers is None and not found.allows((41,)) and found.allows(())
 
 
+def test_where_only_some_layers_have_weights_only_those_are_flipped(tmp_path):
+    box = evidence(tmp_path, map(key, [0, 1, 2, *range(6, 75, 4), 40, 78, *range(43, 74)]))
+    found = {one.mode: one for one in partition.treatments(box, glm())}["flip"]
+    # 41 has none, which 41+37, 40+38 and 39+39 would flip; 43, 44 and 45 have them, and 42 computes its own.
+    assert found.usable and found.plan.best.layers_per_stage == (42, 36)
+    table = found.plan.table
+    assert table.candidate((41, 37)).wrong and table.candidate((40, 38)).wrong and not table.candidate((43, 35)).wrong
+    assert not table.candidate((44, 34)).wrong
+
+
 def test_a_model_that_shares_nothing_has_no_ways_to_choose_from(spec, changed):
     assert partition.treatments(changed(), spec) == []
     assert partition.treatments(report(), kv_builders.glm_5_1()) == []
@@ -576,7 +586,7 @@ def test_a_box_that_is_too_small_says_what_would_fit():
     assert plan_of(box, glm(), cards(*[60] * 12), stages=3).best is None and plan_of(box, glm(), cards(*[60] * 16), stages=4).best is not None
     assert plan_of(box, glm(), cards(*[80] * 8)).best is None and plan_of(box, glm(), cards(*[96] * 8)).best is not None
     said = refusal(free(), cards(*[40] * 8))
-    assert "GiB of weights leave no room for a KV cache" in said and "max_model_len" not in said
+    assert "GiB of weights, and what a step takes besides, leave no room for the KV cache" in said and "max_model_len" not in said
 
 
 def test_the_longest_request_that_is_offered_fits_and_a_longer_one_does_not():
@@ -602,6 +612,27 @@ def test_a_machine_whose_space_is_set_by_hand_is_told_how_much_it_takes(changed)
     said = partition.refusal(box, glm(), None, plan_of(box, glm()))
     gib = int(said.split("engine.kv_cache_gib_per_rank ")[1].split(";")[0])
     assert plan_of(with_engine(box, kv_cache_gib_per_rank=gib), glm()).best is not None and gib < 20
+
+
+def test_space_set_by_hand_has_to_fit_on_the_cards_beside_the_weights():
+    by_hand = with_engine(report(), available_kv_gib=[], other_boots=[], kv_cache_gib_per_rank=12, max_model_len=65_536)
+    fits, none = (plan_of(by_hand, glm(), cards(*[size] * 8)) for size in (79.25, 60))
+    assert fits.best is not None and fits.best.binding_gib == 12 and none.best is None
+    assert "leave no room" in partition.roomiest(none.table).wrong[0]
+    assert memory.pool(by_hand, glm(), (39, 39), gpus=cards(*[79.25] * 8)).ranks[0].available_kv_bytes == 12 * GIB
+    with pytest.raises(BadInput, match="rank 0: engine.kv_cache_gib_per_rank 12, .* are more than the GPU has"):
+        memory.pool(by_hand, glm(), (39, 39), gpus=cards(*[60] * 8))
+
+
+def test_no_remedy_is_named_that_vllm_refuses():
+    gpus = cards(*[60] * 8)
+    plain = partition.remedies(free(), glm(), gpus)
+    assert any("pipeline_parallel_size" in words for words in plain) and any("max_model_len" in words for words in plain)
+    none = partition.remedies(free(), glm(), gpus, lambda layout, stages, box: False)
+    assert none == []
+    # A layout that only drafting keeps from running is saved by leaving it.
+    undrafted = partition.remedies(free(), glm(), cards(*[79.25] * 8), lambda layout, stages, box: not box.engine.draft_tokens)
+    assert undrafted == ["engine.draft_tokens 0"]
 
 
 def test_rules_that_leave_no_split_are_named():

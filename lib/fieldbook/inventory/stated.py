@@ -20,7 +20,7 @@ class _Strict(BaseModel):
 
 class _Gpus(_Strict):
     count: int = Field(ge=0, le=LARGEST_COUNT)
-    each: dict[str, Any] = {}
+    each: dict[str, Any] | list[dict[str, Any]] = {}  # one mapping for all GPUs, or one for each
     numa_node: list[int] = []
 
 
@@ -41,8 +41,8 @@ class _Box(_Strict):
 def read_stated(text: str) -> Reading | None:
     """The GPUs and links of a box.yml. Raises BadInput naming the key that is wrong.
 
-    `gpus.each` takes the field names of a Gpu; `links.pairs` names pairs by kind, `links.across_nodes` the kind of the rest where
-    it crosses NUMA nodes.
+    `gpus.each` takes the field names of a Gpu, once for all GPUs or as a list with one entry for each; `links.pairs` names pairs by kind,
+    `links.across_nodes` the kind of the rest where it crosses NUMA nodes.
     """
     if not re.match(r"(?:#.*\n|\s)*stated_by:", text):
         return None
@@ -86,11 +86,18 @@ def _named(box: _Box) -> dict[tuple[int, int], str]:
 
 
 def _gpu(box: _Box, index: int) -> Gpu:
-    own = next((name for name in ("index", "unknown") if name in box.gpus.each), None)
+    each = box.gpus.each
+    if isinstance(each, list) and len(each) != box.gpus.count:
+        raise BadInput(f"a stated box: gpus.each: {len(each)} entries for {box.gpus.count} GPUs; give one for each, or one mapping for all")
+    stated = each[index] if isinstance(each, list) else each
+    own = next((name for name in ("index", "unknown") if name in stated), None)
     if own:
-        raise BadInput(f"a stated box: gpus.each.{own}: not one value for all GPUs; leave it out")
+        raise BadInput(f"a stated box: gpus.each.{own}: GPUs are numbered in their order; leave it out")
+    several = next((name for name, value in stated.items() if isinstance(value, list) and name in ("name", "architecture", "memory_total_bytes")), None)
+    if several:
+        raise BadInput(f"a stated box: gpus.each.{several}: got a list; for unequal GPUs make gpus.each itself a list with one mapping for each GPU")
     node = {"numa_node": box.gpus.numa_node[index]} if index < len(box.gpus.numa_node) else {}
-    told = {**box.gpus.each, **node}
+    told = {**stated, **node}
     silent = [name for name in ("memory_total_bytes", "pcie_generation", "pcie_width_lanes", "compute_capability", "numa_node") if told.get(name) is None]
     return Gpu(index=index, **told, unknown={name: f"not stated by {box.stated_by}" for name in silent})
 

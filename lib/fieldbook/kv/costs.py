@@ -28,6 +28,7 @@ class BlockCosts:
     last: np.ndarray
     request_blocks: int
     max_model_len: int
+    block_size_tokens: int
 
     def tokens(self, blocks: int) -> int:
         """Pool in tokens as vLLM logs it."""
@@ -83,7 +84,7 @@ def block_costs(spec: ModelSpec, *, index_sharing: str = "stock", **engine) -> B
         found = [_run_bytes(group.caches, layers, with_drafts) + flipped for group in groups]
         return np.where(empty, 0, np.maximum.reduce(found) if found else 0)
 
-    return BlockCosts(widest(False), widest(True), _request_blocks(groups, request), request.max_model_len)
+    return BlockCosts(widest(False), widest(True), _request_blocks(groups, request), request.max_model_len, setup.block_size_tokens)
 
 
 def _request_blocks(groups: tuple[Group, ...], request) -> int:

@@ -30,10 +30,11 @@ class Rule:
         return [self.why(stage, start, end) for stage, (start, end) in enumerate(bounds) if self.forbidden[stage, start, end]]
 
 
-def rules_of(spec: ModelSpec, stages: int, index_sharing: str) -> list[Rule]:
-    """All rules that this model turns on, for pipelines of so many stages."""
+def rules_of(spec: ModelSpec, stages: int, index_sharing: str, flippable: tuple[int, ...] | None = None) -> list[Rule]:
+    """All rules that this model turns on, for pipelines of so many stages. flippable: as in table.stage_table."""
     found = [not_empty(spec, stages), *(make(spec, stages) for make in (ple_first, kv_sharing_whole, both_kinds, deepstack_first))]
     found.append(own_indices(spec, stages) if index_sharing == "clean" else None)
+    found.append(flips_have_weights(spec, stages, flippable) if index_sharing == "flip" and flippable else None)
     return [rule for rule in found if rule is not None]
 
 
@@ -78,7 +79,7 @@ def ple_first(spec: ModelSpec, stages: int) -> Rule | None:
     shown = ", ".join(map(str, layers))
     return Rule(
         "n-gram embedding on the first stage",
-        f"layer {shown} reads an n-gram table with token ids, which only the first stage has",
+        f"layer {shown} (counted from 0) reads an n-gram table with token ids, which only the first stage has",
         "vLLM: models/qwen4_exp/nvidia/model_state.py:Qwen4ExpModelState",
         (stage == 0) & ~np.isin(end, held) & (start < end),
         lambda stage, start, end: f"n-gram layer {shown} is not on the first stage, which ends before layer {end}",
@@ -185,6 +186,25 @@ def own_indices(spec: ModelSpec, stages: int) -> Rule | None:
         "vLLM: models/deepseek_v32/attention.py (skip_topk), models/deepseek_v32/nvidia/model.py (make_empty_intermediate_tensors_factory)",
         forbidden,
         lambda stage, start, end: f"stage {stage} starts on layer {start}, which shares the top-k indices of a layer before the cut",
+    )
+
+
+def flips_have_weights(spec: ModelSpec, stages: int, flippable: tuple[int, ...]) -> Rule:
+    """Only layers with indexer weights are flipped, where the checkpoint has them for some."""
+    stage, start, end = _grid(spec, stages)
+    runs, count = shared_index_runs(spec), spec.num_hidden_layers
+    sharing = np.array(sharing_layers(spec), dtype=np.int64)
+    lacking = np.concatenate([[0], np.cumsum([i in set(sharing.tolist()) - set(flippable) for i in range(count)])])
+    # A run's flipped layers are its first sharing ones, from `first` to before `past`: none of them may be lacking.
+    first = np.searchsorted(sharing, np.arange(count + 1))[:, None]
+    past = np.where(runs > 0, sharing[np.minimum(first + runs - 1, len(sharing) - 1)] + 1, np.arange(count + 1)[:, None])
+    forbidden = (lacking[past] - lacking[np.arange(count + 1)][:, None] > 0)[None] & (start < end) & (stage >= 0)
+    return Rule(
+        "flipped layers have indexer weights",
+        "a flipped layer without weights of its own computes its indices with uninitialised memory",
+        "tensor names of the checkpoint",
+        forbidden,
+        lambda stage, start, end: f"stage {stage} starts on layer {start}, and not every layer that it would flip has indexer weights",
     )
 
 

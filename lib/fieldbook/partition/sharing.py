@@ -95,7 +95,7 @@ def treatments(params: Params, spec: ModelSpec, gpus: Gpus | None = None) -> lis
     topk = max(layer.attention.indexer.topk for layer in spec.layers if layer.attention.indexer)
     found = []
     for mode in MODES:
-        best = plan(stage_table(params, spec, gpus, index_sharing=mode))
+        best = plan(stage_table(params, spec, gpus, index_sharing=mode, flippable=evidence.layers if mode == "flip" else None))
         flipped = tuple(i for stage in (best.best.flips if best.best else ()) for i in stage)
         crossing = mode == "relay" and best.best is not None and any(best.best.cut_indices[1:])
         needs = {"clean": (), "relay": ("index-relay",) if crossing else (), "flip": ("index-flip", "indexer weights") if flipped else ()}[mode]

@@ -102,11 +102,11 @@ class StageTable:
         for stage, (a, b) in enumerate(at):
             if self.available[stage, a, b] <= 0:
                 heavy = int(self.weights[stage, a, b]) / memory.GIB
-                found.append(f"rank {stage}: {heavy:.1f} GiB of weights leave no room for a KV cache")
+                found.append(f"rank {stage}: {heavy:.1f} GiB of weights, and what a step takes besides, leave no room for the KV cache")
         short = min(range(self.stages), key=lambda stage: blocks[stage])
         if not self.costs.fits(blocks[short]) and self.available[(short, *at[short])] > 0:
-            needs = f"one request of {self.costs.max_model_len:,} tokens needs {self.costs.request_blocks + 1:,}"
-            found.append(f"rank {short} has room for {blocks[short]:,} blocks, {needs}")
+            needs = f"one request of {self.costs.max_model_len:,} tokens needs {self.costs.request_blocks:,} and the null block"
+            found.append(f"rank {short} has room for {blocks[short]:,} blocks of {self.costs.block_size_tokens} tokens, {needs}")
         return found
 
 
@@ -118,9 +118,13 @@ def stage_table(
     stages: int | None = None,
     layout: Layout | None = None,
     index_sharing: str | None = None,
+    flippable: tuple[int, ...] | None = None,
 ) -> StageTable:
-    """The table of these params; stages, layout and index_sharing may be others than the params'. Raises BadInput where the KV space is not known,
-    or the layout cannot be (more stages than layers, heads that do not divide)."""
+    """The table of these params; stages, layout and index_sharing may be others than the params'. flippable: layers that share indices and have indexer
+    weights, where some are known to; with flip, no split then flips another one.
+
+    Raises BadInput where the KV space is not known, or the layout cannot be (more stages than layers, heads that do not divide).
+    """
     count, shape = stages or params.parallel.pipeline_parallel_size, layout or memory.layout_of(params)
     sharing = index_sharing or params.parallel.index_sharing
     layers = spec.num_hidden_layers
@@ -142,7 +146,7 @@ def stage_table(
         available=available,
         blocks=blocks,
         load=stage_loads(layers, count, params.engine.draft_tokens if spec.mtp_layers else 0),
-        rules=tuple(rules_of(spec, count, sharing)),
+        rules=tuple(rules_of(spec, count, sharing, flippable)),
     )
 
 
@@ -174,7 +178,10 @@ def _available(room: memory.StageRoom, held: np.ndarray) -> np.ndarray:
         each = np.tile(np.concatenate([[0], room.besides_bytes]).astype(np.int64), (size, 1))
         each[np.arange(size)[None, :] <= np.arange(size)[:, None]] = 0
         base -= np.maximum.accumulate(each, axis=1)
-    return base - np.rint(room.weights_scale * held).astype(np.int64)
+    left = base - np.rint(room.weights_scale * held).astype(np.int64)
+    if room.given_bytes is None:
+        return left
+    return np.where(left >= room.given_bytes, room.given_bytes, left - room.given_bytes)
 
 
 def stage_loads(layers: int, stages: int, draft_steps: int) -> np.ndarray:

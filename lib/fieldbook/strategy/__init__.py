@@ -5,10 +5,12 @@ from .fabric import Fabric, Way, fabric_of
 from .layouts import Placement, Strategy, every_strategy, place
 from .table import LINKS_ABOVE_FLOOR, Outcome, Round, decode_round, prefill_at_most_tok_s, stage_read_bytes, strategies
 from .traffic import Collectives, Traffic, collectives_of, hop_floors, stage_floors, traffic_of
-from .vetoes import UNVERIFIED, Need, Veto, needs_of, vetoes_of
+from .vetoes import NO_WEIGHTS, OPEN, UNVERIFIED, Need, Veto, needs_of, vetoes_of
 
 __all__ = [
     "LINKS_ABOVE_FLOOR",
+    "NO_WEIGHTS",
+    "OPEN",
     "UNVERIFIED",
     "TIE",
     "WORKLOADS",

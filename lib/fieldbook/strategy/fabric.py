@@ -66,9 +66,9 @@ class Fabric:
         return Way(slowest.kind, slowest.gb_s, max(way.step_us for way in ways), base, slowest.evidence, slowest.source)
 
 
-def fabric_of(box: Inventory, ranks: int, memory_read_bytes_s: float | None = None) -> Fabric:
-    """The fabric of an inventory's GPUs; of a machine without GPUs, that of so many processes on its CPUs, which share its memory's read rate."""
-    if not box.gpus:
+def fabric_of(box: Inventory, ranks: int, memory_read_bytes_s: float | None = None, on_cpu: bool = False) -> Fabric:
+    """The fabric of an inventory's GPUs; of a machine without GPUs, or on_cpu, that of so many processes on its CPUs, which share its memory's read rate."""
+    if on_cpu or not box.gpus:
         return _cpu_fabric(box, ranks, memory_read_bytes_s)
     order = [gpu.index for gpu in box.gpus]
     rates = [memory_gb_s(gpu) for gpu in box.gpus]

@@ -29,7 +29,7 @@ class Outcome:
     best: its best split; pool_tokens: of all replicas together, None: not known. Rates are upper bounds in tokens per second from links and memory alone,
     None where a rate is not known: prefill_at_most of prompts in chunks of max_num_batched_tokens, decode_at_most[n] of n streams in sum, every drafted
     token accepted. decode_expected: the same with links at LINKS_ABOVE_FLOOR times their floor, estimated; decode_links_s[n]: seconds of a round that go to
-    the links at least. memory_known: reading weights is part of the rates.
+    the links at least. memory_known: the read rate of every GPU's memory is; without it no decode rate is given.
     """
 
     strategy: Strategy
@@ -53,9 +53,9 @@ def strategies(params: Params, spec: ModelSpec, fabric: Fabric, sizes: tuple[int
 
     Every pool is estimated from the cards alike, also where the params give the KV space of one layout: so they can be compared.
     """
-    loose = _without_given_space(params)
+    loose, evidence = _without_given_space(params), partition.indexer_evidence(params, spec) if params.parallel.index_sharing == "flip" else None
     plans: dict[tuple, tuple[partition.Plan | None, str]] = {}
-    return [_outcome(one, loose, spec, fabric, sizes, plans) for one in every_strategy(len(fabric.gpus), spec)]
+    return [_outcome(one, loose, spec, fabric, sizes, plans, evidence) for one in every_strategy(len(fabric.gpus), spec)]
 
 
 def _without_given_space(params: Params) -> Params:
@@ -63,10 +63,34 @@ def _without_given_space(params: Params) -> Params:
     return params.model_copy(update={"engine": engine})
 
 
-def _outcome(s: Strategy, params: Params, spec: ModelSpec, fabric: Fabric, sizes: tuple[int | None, ...], plans: dict) -> Outcome:
+def _outcome(
+    s: Strategy,
+    params: Params,
+    spec: ModelSpec,
+    fabric: Fabric,
+    sizes: tuple[int | None, ...],
+    plans: dict,
+    evidence: partition.IndexerEvidence | None,
+) -> Outcome:
     found = tuple(vetoes_of(s, spec, params, fabric.capability))
     if found:
         return Outcome(s, found, (), None, None, None, traffic_of(s, spec, params), None, {}, {}, {}, False)
+    try:
+        return _judged(s, params, spec, fabric, sizes, plans, evidence)
+    except BadInput as error:
+        # Some part of the model cannot be divided so; that is a reason against this layout and no other.
+        return Outcome(s, (Veto(str(error), "weights and KV accounting"),), (), None, None, None, traffic_of(s, spec, params), None, {}, {}, {}, False)
+
+
+def _judged(
+    s: Strategy,
+    params: Params,
+    spec: ModelSpec,
+    fabric: Fabric,
+    sizes: tuple[int | None, ...],
+    plans: dict,
+    evidence: partition.IndexerEvidence | None,
+) -> Outcome:
     order = place(s, fabric).order
     plan, unknown = _plan(s, params, spec, tuple(sizes[gpu] if gpu < len(sizes) else None for gpu in order), plans)
     best = plan.best if plan else None
@@ -74,21 +98,24 @@ def _outcome(s: Strategy, params: Params, spec: ModelSpec, fabric: Fabric, sizes
     split = nearest.layers_per_stage if nearest else partition.default_split(spec.num_hidden_layers, s.pipeline_parallel_size)
     short = plan is not None and best is None
     relayed = best is not None and params.parallel.index_sharing == "relay" and any(best.cut_indices[1:])
+    flipped = tuple(i for stage in best.flips for i in stage) if best else ()
     counts = sorted({1, params.engine.max_num_seqs})
     rounds = {streams: decode_round(s, spec, params, fabric, split, streams, relayed) for streams in counts}
+    # Links alone would say thousands of tokens a second: without the memory's rate nothing is said.
+    memory_known = all(rate is not None for rate in fabric.memory_gb_s)
     return Outcome(
         strategy=s,
         vetoes=(Veto(f"no split fits: {'; '.join(nearest.wrong)}", "memory accounting"),) if short else (),
-        needs=tuple(needs_of(s, spec, params, relayed)),
+        needs=tuple(needs_of(s, spec, params, relayed, flipped, evidence is None or evidence.allows(flipped))),
         best=best,
         pool_tokens=best.pool_tokens * s.data_parallel_size if best else None,
         weights_gib=max(int(plan.table.weights[i, a, b]) for i, (a, b) in enumerate(plan.table.bounds(split))) / memory.GIB if plan else None,
         traffic=traffic_of(s, spec, params, relayed),
         prefill_at_most_tok_s=prefill_at_most_tok_s(s, spec, params, fabric, split, relayed),
-        decode_at_most_tok_s={streams: one.at_most_tok_s if one else None for streams, one in rounds.items()},
-        decode_expected_tok_s={streams: one.expected_tok_s if one else None for streams, one in rounds.items()},
+        decode_at_most_tok_s={streams: one.at_most_tok_s if one and memory_known else None for streams, one in rounds.items()},
+        decode_expected_tok_s={streams: one.expected_tok_s if one and memory_known else None for streams, one in rounds.items()},
         decode_links_s={streams: one.links_s if one else None for streams, one in rounds.items()},
-        memory_known=all(rate is not None for rate in fabric.memory_gb_s),
+        memory_known=memory_known,
         short_of_memory=short,
         unknown=unknown,
     )

@@ -6,7 +6,7 @@ Read off vLLM 0.29, 0.30, 0.32 and 0.33; 0.31 is taken as 0.30. A veto is what t
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .. import memory
+from .. import kv, memory, weights
 from ..params import Params
 from ..spec import ModelSpec
 from .layouts import Strategy
@@ -64,11 +64,31 @@ def experts(s: Strategy, spec: ModelSpec, params: Params) -> Veto | None:
     if moe.expert_intermediate_size % ranks:
         width = moe.expert_intermediate_size
         return Veto(f"experts of width {width} are not divided by {ranks} ranks; EP keeps them whole", "fused_moe/config.py:FusedMoEConfig")
-    group = spec.quantization.group_size if spec.quantization and spec.quantization.strategy == "group" else None
+    # MXFP4 experts are cut in whole blocks of 32 and padded (models/gpt_oss.py, fused_moe/oracle/mxfp4.py).
+    by_group = spec.quantization and spec.quantization.strategy == "group" and spec.quantization.method != "mxfp4"
+    group = spec.quantization.group_size if spec.quantization and by_group else None
     if group and moe.expert_intermediate_size // ranks % group:
         width = moe.expert_intermediate_size // ranks
         text = f"{width} columns of an expert on each rank are no whole quantization groups of {group}; EP keeps experts whole"
         return Veto(text, "compressed_tensors_moe_wna16.py, distributed/utils.py:verify_group_size_divides_partition")
+    return None
+
+
+def quantized_layers(s: Strategy, spec: ModelSpec, params: Params) -> Veto | None:
+    """TP cuts quantized linear layers between whole groups or blocks; experts have a rule of their own."""
+    tp = s.tensor_parallel_size
+    for held in weights.layer_kinds(spec)[0] if tp > 1 and spec.quantization else ():
+        for one in held:
+            scheme = one.scheme
+            if scheme is None or one.sharding not in ("row", "column") or scheme.method == "mxfp4":
+                continue
+            rows, cols = scheme.block or (1, scheme.group_size if scheme.strategy == "group" and scheme.group_size else 1)
+            if one.sharding == "row" and one.cols and one.cols % tp == 0 and one.cols // tp % max(cols, 1):
+                reason = f"{one.name}: {one.cols // tp} input columns on each of {tp} ranks are no whole quantization groups of {cols}"
+                return Veto(reason, "distributed/utils.py:verify_group_size_divides_partition, fp8_utils.py:validate_fp8_block_shape")
+            if one.sharding == "column" and scheme.block and not one.grouped_rows and one.rows % tp == 0 and one.rows // tp % rows:
+                reason = f"{one.name}: {one.rows // tp} output rows on each of {tp} ranks are no whole quantization blocks of {rows}"
+                return Veto(reason, "fp8_utils.py:validate_fp8_block_shape")
     return None
 
 
@@ -118,8 +138,13 @@ def prefill_context(s: Strategy, spec: ModelSpec, params: Params) -> Veto | None
         return None
     release = minor(params.engine.vllm_release)
     source = "v1/worker/gpu: PCPManager.validate_config"
+    dcp, pcp = s.decode_context_parallel_size, s.prefill_context_parallel_size
     if not is_mla(spec):
         return Veto("PCP supports models of latent attention (MLA) only", source)
+    if any(layer.attention.kind in kv.STATE_KINDS for layer in spec.layers):
+        return Veto("PCP supports no recurrent layers", "v1/core/single_type_kv_cache_manager.py, models/kimi_k3/nvidia/mla.py")
+    if any("tower" in part for part in spec.not_counted):
+        return Veto("PCP supports no models with image or audio inputs", source)
     if params.engine.device == "cpu":
         return Veto("PCP needs model runner V2, which needs Triton", "config/vllm.py:use_v2_model_runner")
     if release < 32 and s.pipeline_parallel_size > 1:
@@ -128,17 +153,20 @@ def prefill_context(s: Strategy, spec: ModelSpec, params: Params) -> Veto | None
         return Veto(f"PCP with DP is refused before 0.32 (release {params.engine.vllm_release})", "config/parallel.py, platforms/cuda.py")
     if release <= 29 and params.engine.draft_tokens:
         return Veto("PCP with drafting is refused in 0.29", source)
-    if is_dsa(spec) and not params.engine.enforce_eager and s.decode_context_parallel_size == 1:
-        return Veto("PCP on sparse latent attention runs without CUDA graphs only; engine.enforce_eager true", source)
-    dcp, pcp = s.decode_context_parallel_size, s.prefill_context_parallel_size
+    if not params.engine.enforce_eager:
+        # 0.29 refuses full graphs, which its defaults are; from 0.33 on sparse latent attention has graphs.
+        if release <= 29:
+            return Veto("PCP in 0.29 refuses full CUDA graphs, which are the default; engine.enforce_eager true", source)
+        if is_dsa(spec) and dcp == 1 and release < 33:
+            return Veto("PCP on sparse latent attention runs without CUDA graphs only; engine.enforce_eager true", source)
     if dcp not in (1, pcp, pcp * s.tensor_parallel_size):
         return Veto(f"DCP{dcp} does not go with PCP{pcp}: 1, {pcp} or {pcp * s.tensor_parallel_size} would", "config/parallel.py:_validate_parallel_config")
-    if dcp > 1 and not is_dsa(spec):
+    if dcp > 1 and not is_dsa(spec) and release >= 30:
         return Veto("PCP with DCP supports sparse latent attention only", source)
     return None
 
 
-VETOES: tuple[Callable[[Strategy, ModelSpec, Params], Veto | None], ...] = (heads, experts, stages, decode_context, prefill_context)
+VETOES: tuple[Callable[[Strategy, ModelSpec, Params], Veto | None], ...] = (heads, experts, quantized_layers, stages, decode_context, prefill_context)
 
 
 def sparse_context(s: Strategy, spec: ModelSpec, capability: float | None) -> Veto | None:
@@ -169,10 +197,14 @@ class Need:
 
 
 UNVERIFIED = "unverified"
+NO_WEIGHTS = "indexer weights"
+# Needs that nothing at hand meets: such a layout is chosen only where no other is as good.
+OPEN = (UNVERIFIED, NO_WEIGHTS)
 
 
-def needs_of(s: Strategy, spec: ModelSpec, params: Params, relayed: bool = False) -> list[Need]:
-    """What a strategy needs on this release; relayed: its best split relays top-k indices."""
+def needs_of(s: Strategy, spec: ModelSpec, params: Params, relayed: bool = False, flipped: tuple[int, ...] = (), flips_allowed: bool = True) -> list[Need]:
+    """What a strategy needs on this release. relayed: its best split relays top-k indices; flipped: layers that it lets compute their own, flips_allowed:
+    with weights that the checkpoint is known to have."""
     found: list[Need] = []
     if s.pipeline_parallel_size == 1:
         return found
@@ -180,6 +212,10 @@ def needs_of(s: Strategy, spec: ModelSpec, params: Params, relayed: bool = False
         found.append(Need("patch tp-partial", "stock sends partial sums across the boundary and answers wrong without an error, whatever the partition"))
     if relayed:
         found.append(Need("patch index-relay", "the cut parts layers that share top-k indices: stock answers wrong without an error"))
+    if flipped:
+        found.append(Need("patch index-flip", "the cut parts layers that share top-k indices: stock answers wrong without an error"))
+        if not flips_allowed:
+            found.append(Need(NO_WEIGHTS, "flipped layers would compute indices with weights that the checkpoint is not known to have"))
     if is_dsa(spec) and s.pipeline_parallel_size >= 4:
         found.append(Need(UNVERIFIED, "field report 001 saw 20% (45% with drafting) degenerate answers at PP4, unpatched; nobody has shown it right since"))
     if spec.model_type.startswith("qwen4"):
