@@ -33,3 +33,10 @@ def resolve_split(arm: Parallel | Baseline, spec: ModelSpec, best: Split | None 
     if arm.layer_partition == "best" and best and len(best) == arm.pipeline_parallel_size:
         return best
     return default_split(spec.num_hidden_layers, arm.pipeline_parallel_size)
+
+
+def layout_name(arm: Parallel | Baseline, layers_per_stage: tuple[int, ...] | list[int]) -> str:
+    """'PP2 15+15', 'TP2 PP1', ... as people call a layout."""
+    tensor = f"TP{arm.tensor_parallel_size} " if arm.tensor_parallel_size > 1 else ""
+    split = f" {'+'.join(map(str, layers_per_stage))}" if arm.pipeline_parallel_size > 1 else ""
+    return f"{tensor}PP{arm.pipeline_parallel_size}{split}"

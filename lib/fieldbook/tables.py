@@ -2,9 +2,8 @@
 
 import collections
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from .arms import Boot, layout_name
 from .bench import Sample
 from .inventory import Finding, Gpu, Inventory, Measurement, cpu_ranges
 from .inventory.links import nearness
@@ -13,7 +12,12 @@ from .memory import Pool
 from .params import Baseline, Parallel
 from .receipts import Figure
 from .show import gib
+from .splits import layout_name
 from .verdict import Comparison
+
+if TYPE_CHECKING:
+    # Its module loads libcst, which takes longer than a whole inventory.
+    from .arms import Boot
 
 Rows = list[dict[str, Any]]
 
@@ -235,19 +239,19 @@ def defects(rows: Rows) -> Rows:
             "defect": r["id"],
             "what it does": r["title"],
             "state": r["state"],
-            "where": f"{r['file']}:{r['line']}",
+            "where": f"{r['file']}:{r['line']}" if r["line"] else r["file"],
             "met by this box": r["met_by_this_box"],
         }
         for r in rows
     ]
 
 
-def startup(booted: Boot) -> Rows:
+def startup(booted: "Boot") -> Rows:
     """Start-up phases; with times for a live server."""
     return [{"phase": phase, "s after the launch": seconds} for phase, seconds in booted.phases] or [{"phase": phase} for phase in booted.log.phases]
 
 
-def server_facts(name: str, booted: Boot) -> Rows:
+def server_facts(name: str, booted: "Boot") -> Rows:
     """Layout, version, runner and load times."""
     loads = ", ".join(f"rank {rank}: {seconds}" for rank, seconds in sorted(booted.log.weights_load_s.items()))
     return pairs({"layout": name, "vLLM": booted.log.vllm_version, "model runner": booted.log.runner, "weights loaded, s": loads or None}, "", "boot log")

@@ -26,4 +26,5 @@ def test_the_second_field_reports_box_is_planned_without_having_it(tmp_path, mon
     assert "376,064 at TP8 PP1, too few for one request of 524,288 tokens" in ledger.verdict
     # The report: 597,760 tokens at vLLM's own split, 729,280 at 41+37, +22%.
     assert abs(ledger.figures["pool_tokens_predicted"].value / 597_760 - 1) < 0.002
-    assert chosen.verdict.startswith("41+37 of 77 splits: 729,472 tokens, +22.1% pool against vLLM's own split")
+    assert chosen.verdict.startswith("Must not be served: flip needs indexer weights for layer 41")
+    assert chosen.verdict.endswith("41+37 of 77 splits: 729,472 tokens, +22.1% pool against vLLM's own split")
