@@ -67,6 +67,9 @@ def build_parser() -> argparse.ArgumentParser:
     sub.add_argument("action", nargs="?", choices=["status", "apply", "revert", "diff"], default="status")
     sub.add_argument("--id", default="cpu-eager-pp", help="which defect to apply, revert or show")
     sub.add_argument("--tree", metavar="DIR", help="folder of a vllm package other than this environment's")
+    sub.add_argument("--python", metavar="PY", help="Python of another environment, whose vllm package is meant")
+    sub.add_argument("--params", metavar="FILE", help="box and model: say which defects they would meet")
+    sub.add_argument("--overlay", metavar="DIR", help="apply: write the patched files and their diff there, and leave the package as it is")
     sub = command("stop", "stop the servers of a run folder", run_stop)
     sub.add_argument("run_dir", metavar="RUN")
     sub = command("publish", "write the HTML report of a run folder and the index over all runs", run_publish)
@@ -233,18 +236,25 @@ def run_model(arguments) -> int:
 
 def run_patches(arguments) -> int:
     """`fieldbook patches`."""
-    from . import patches
+    from . import params, patches, tables, terminal
 
-    tree = Path(arguments.tree) if arguments.tree else patches.vllm_tree()
-    if not (tree / "__init__.py").is_file():
-        raise BadInput(f"patches --tree: {tree} is no vllm package; give the folder that holds its __init__.py")
+    if arguments.tree and arguments.python:
+        raise BadInput("patches: --tree and --python both name a package; give one of them")
+    given = patches.checked(Path(arguments.tree)) if arguments.tree else patches.tree_of_python(arguments.python) if arguments.python else None
+    tree = given or patches.vllm_tree()
+    if arguments.overlay and arguments.action != "apply":
+        raise BadInput("patches --overlay: goes with apply")
     if arguments.action == "status":
-        rows = patches.as_rows(patches.status(tree))
-        text = "\n".join(f"{r['id']:16} {r['state']:16} {r['file']}:{r['line']}  {r['title']}" for r in rows)
-        _print(arguments, {"defects": rows}, text)
+        rows = patches.as_rows(patches.status(tree, params.load(arguments.params) if arguments.params else None))
+        shown = [{key: value for key, value in row.items() if arguments.params or key != "met by this box"} for row in tables.defects(rows)]
+        text = terminal.text_table(shown)
+        _print(arguments, {"vllm": patches.release(tree), "defects": rows}, f"vLLM {patches.release(tree) or 'of unknown release'}\n{text}")
     elif arguments.action == "diff":
         text = patches.diff(tree, arguments.id)
         _print(arguments, {"id": arguments.id, "diff": text}, text)
+    elif arguments.overlay:
+        written = patches.overlay(tree, [arguments.id], Path(arguments.overlay))
+        _print(arguments, {"id": arguments.id, "written": [str(file) for file in written]}, "\n".join(map(str, written)))
     else:
         state = (patches.apply if arguments.action == "apply" else patches.revert)(tree, arguments.id)
         _print(arguments, {"id": arguments.id, "state": state}, f"{arguments.id}: {state}")

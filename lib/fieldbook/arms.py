@@ -12,6 +12,7 @@ from .bootlog import BootLog
 from .errors import BadInput, GateFailed
 from .params import Baseline, Parallel
 from .receipts import Receipt
+from .splits import layout_name as layout_name  # the notebooks ask for it here
 from .station import Station
 
 
@@ -42,13 +43,6 @@ def recorded_file(station: Station, name: str) -> Path:
     if not file.is_file():
         raise BadInput(f"data/reports/{station.params.box.name}/{name}: missing; a recorded box needs it")
     return file
-
-
-def layout_name(arm: Parallel | Baseline, layers_per_stage: tuple[int, ...] | list[int]) -> str:
-    """'PP2 15+15', 'TP2 PP1', ... as people call a layout."""
-    tensor = f"TP{arm.tensor_parallel_size} " if arm.tensor_parallel_size > 1 else ""
-    split = f" {'+'.join(map(str, layers_per_stage))}" if arm.pipeline_parallel_size > 1 else ""
-    return f"{tensor}PP{arm.pipeline_parallel_size}{split}"
 
 
 def boot(station: Station, name: str, arm: Parallel | Baseline, layers_per_stage: tuple[int, ...]) -> Boot:
@@ -181,7 +175,7 @@ def prove_patch(station: Station, defect_id: str, arm: Parallel, layers_per_stag
             server.stop(started.state_file)
         rows.append(row)
     station.progress("")
-    if not rows[0]["answers"] and rows[0]["evidence"] != patches.CATALOGUE[defect_id].SYMPTOM:
+    if not rows[0]["answers"] and rows[0]["evidence"] != patches.CATALOGUE[defect_id].symptom:
         raise GateFailed(f"{defect_id}: the stock server died of something else ({rows[0]['evidence']}), which proves nothing; run 04 again")
     if not rows[1]["answers"]:
         raise GateFailed(f"{defect_id}: the mended server still fails: {rows[1]['evidence']}")
@@ -200,7 +194,14 @@ def patch_states_after(station: Station) -> list[dict[str, Any]]:
 
 def unmended(rows: list[dict[str, Any]]) -> list[str]:
     """Defects that this box meets and that are not mended."""
-    return [row["id"] for row in rows if row["met_by_this_box"] and row["state"] not in patches.MENDED]
+    return [row["id"] for row in rows if row["met_by_this_box"] and row.get("blocks", True) and row["state"] not in patches.MENDED]
+
+
+def to_mend(rows: list[dict[str, Any]], station: Station) -> list[str]:
+    """Defects that this box meets and that Fieldbook mends, where the params ask for it."""
+    if station.params.engine.patches != "needed":
+        return []
+    return [row["id"] for row in rows if row["met_by_this_box"] and row.get("mendable", True) and row["state"] in ("present", "patched")]
 
 
 def patch_diff(station: Station, defect_id: str) -> str:

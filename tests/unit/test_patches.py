@@ -6,15 +6,18 @@ import hashlib
 import importlib.util
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from fieldbook import files, patches
+from fieldbook import patches
 from fieldbook.errors import BadInput, GateFailed
-from fieldbook.patches import cpu_eager_pp
+from fieldbook.patches import cpu_eager_pp, store
 
-ID, FILE = cpu_eager_pp.ID, cpu_eager_pp.FILE
+DEFECT = cpu_eager_pp.DEFECT
+ID, FILE = DEFECT.id, DEFECT.sites[0].file
 
 # A runner in our own words with the defect in it, and traps around it: same assert elsewhere, odd spacing, a comment, a string.
 STOCK = '''\
@@ -73,12 +76,16 @@ def content(tree):
     return (tree / FILE).read_bytes()
 
 
+def row_of(tree, *box):
+    return next(row for row in patches.status(tree, *box) if row.id == ID)
+
+
 def everything(folder):
     return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
 def test_stock_code_shows_the_defect_where_it_is(tree):
-    (row,) = patches.status(tree)
+    row = row_of(tree)
     assert (row.id, row.state, row.file, row.met_by_this_box) == (ID, "present", FILE, False)
     assert STOCK.splitlines()[row.line - 1].strip() == "def sync_and_gather_intermediate_tensors("
     assert row.sha256 == hashlib.sha256(STOCK.encode()).hexdigest()
@@ -200,7 +207,7 @@ def test_a_file_that_does_not_parse_is_not_recognised(tmp_path):
 
 def test_a_tree_without_the_file_is_not_recognised(tree):
     (tree / FILE).unlink()
-    (row,) = patches.status(tree)
+    row = row_of(tree)
     assert (row.state, row.line, row.sha256) == ("not recognised", None, None)
     assert patches.diff(tree, ID) == ""
     with pytest.raises(GateFailed):
@@ -226,7 +233,7 @@ def test_an_edit_by_someone_else_is_not_called_fixed_upstream(tree):
 def test_a_damaged_original_is_never_put_back(tree):
     patches.apply(tree, ID)
     mended = content(tree)
-    (kept,) = tree.parent.glob("*/*.orig")
+    (kept,) = (store.keep_dir(tree) / "originals").rglob("*.py")
     kept.write_bytes(kept.read_bytes() + b"#")
     with pytest.raises(GateFailed, match="kept original.*damaged"):
         patches.revert(tree, ID)
@@ -242,42 +249,104 @@ def test_the_installed_package_came_new_in_between(tree):
     assert patches.apply(tree, ID) == "patched" and patches.revert(tree, ID) == "present" and content(tree) == newer
 
 
-class Crash(BaseException):
-    """The process was killed here."""
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from fieldbook import files, patches
+left, real_replace, real_mkstemp = int(sys.argv[3]), os.replace, files.tempfile.mkstemp
+
+def step():
+    global left
+    if left == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    left -= 1
+
+def replace(*args):
+    step()  # with the temporary file written
+    return real_replace(*args)
+
+def mkstemp(*args, **more):
+    step()  # before anything of this write
+    return real_mkstemp(*args, **more)
+
+os.replace, files.tempfile.mkstemp = replace, mkstemp
+getattr(patches, sys.argv[1])(Path(sys.argv[2]), "cpu-eager-pp")
+"""
 
 
-@pytest.mark.parametrize("survived", [0, 1, 2])
-def test_a_crash_between_the_files_leaves_a_tree_that_can_go_on(tree, monkeypatch, survived):
-    """apply writes the kept original, the manifest and the file, in this order; it is killed before one of them."""
-    written, real = [], files.write_whole
+@pytest.mark.parametrize("action", ["apply", "revert"])
+def test_killed_at_every_write_the_next_call_finds_stock_or_mended(tmp_path, action):
+    """Before each write and between its temporary file and its rename, until the change gets through."""
+    reference = plant(tmp_path / "reference")
+    patches.apply(reference, ID)
+    mended, steps = content(reference), 0
+    while True:
+        tree = plant(tmp_path / f"{action}-{steps}")
+        if action == "revert":
+            patches.apply(tree, ID)
+        done = subprocess.run([sys.executable, "-c", KILLED, action, str(tree), str(steps)], check=False)
+        assert done.returncode in (0, -9)
+        state = patches.state_of(tree, ID)
+        assert (state, content(tree)) in (("present", STOCK.encode()), ("patched", mended))
+        assert store.load(tree).pending is None and not list(tree.rglob(".*.py.*"))
+        # And it goes on from there, both ways.
+        assert patches.apply(tree, ID) == "patched" and content(tree) == mended
+        assert patches.revert(tree, ID) == "present" and content(tree) == STOCK.encode()
+        if done.returncode == 0:
+            break
+        steps += 1
+    # Original, staged file, manifest, the file itself and the manifest again; two steps each. Reverting writes as many.
+    assert steps == 10
 
-    def dying(path, data, mode=0o644):
-        if len(written) == survived:
-            raise Crash
-        written.append(Path(path).name)
-        return real(path, data, mode)
 
-    monkeypatch.setattr(files, "write_whole", dying)
-    with pytest.raises(Crash):
-        patches.apply(tree, ID)
-    monkeypatch.setattr(files, "write_whole", real)
-    assert written == [f"{ID}.orig", "manifest.json"][:survived]
-    assert content(tree) == STOCK.encode() and patches.state_of(tree, ID) == "present" and patches.revert(tree, ID) == "present"
-    assert patches.apply(tree, ID) == "patched" and patches.revert(tree, ID) == "present" and content(tree) == STOCK.encode()
-
-
-def test_a_crash_in_revert_leaves_the_mend(tree, monkeypatch):
+def test_a_change_cut_off_is_not_finished_over_someone_elses(tree):
     patches.apply(tree, ID)
-    mended = content(tree)
+    manifest = store.load(tree)
+    sums = {"before": "0" * 64, "after": "1" * 64, "stock": "2" * 64}
+    manifest.pending = {"active": [], "files": {FILE: sums}, "params_hash": ""}
+    store._write(tree, manifest)
+    before = content(tree)
+    with pytest.raises(GateFailed, match="changed while Fieldbook's own change was cut off"):
+        patches.revert(tree, ID)
+    assert content(tree) == before
 
-    def dying(*_args, **_options):
-        raise Crash
 
-    with monkeypatch.context() as patched:
-        patched.setattr(files, "write_whole", dying)
-        with pytest.raises(Crash):
-            patches.revert(tree, ID)
-    assert content(tree) == mended and patches.state_of(tree, ID) == "patched" and patches.revert(tree, ID) == "present"
+def test_an_earlier_fieldbooks_manifest_is_understood(tree):
+    """It kept one original for each patch and no journal."""
+    patches.apply(tree, ID)
+    keep, mended = store.keep_dir(tree), content(tree)
+    shutil.rmtree(keep)
+    keep.mkdir()
+    (keep / f"{ID}.orig").write_bytes(STOCK.encode())
+    sums = {"original_sha256": store.sha256(STOCK.encode()), "patched_sha256": store.sha256(mended)}
+    (keep / "manifest.json").write_text(json.dumps({ID: {"file": FILE, **sums}}))
+    assert patches.state_of(tree, ID) == "patched" and patches.apply(tree, ID) == "patched"
+    assert patches.revert(tree, ID) == "present" and content(tree) == STOCK.encode()
+
+
+def test_a_read_only_installation_is_one_line(tree, monkeypatch):
+    def refuse(*_args, **_more):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(GateFailed, match="cannot be written .Permission denied.; write the patched files elsewhere with --overlay DIR"):
+        patches.apply(tree, ID)
+    assert content(tree) == STOCK.encode()
+
+
+def test_an_overlay_leaves_the_package_as_it_is(tree, tmp_path, command):
+    before = everything(tree)
+    status, out, err = command("patches", "apply", "--tree", tree, "--overlay", tmp_path / "over", "--id", ID)
+    assert (status, err) == (0, "") and everything(tree) == before and not store.keep_dir(tree).exists()
+    assert out.split() == [str(tmp_path / "over" / "vllm" / FILE), str(tmp_path / "over" / "fieldbook.patch")]
+    made = (tmp_path / "over" / "vllm" / FILE).read_bytes()
+    # Their own `patch` makes the same of the stock file.
+    shutil.copytree(tree, tmp_path / "by-hand")
+    subprocess.run(["patch", "-s", "-p1", "-i", tmp_path / "over" / "fieldbook.patch"], cwd=tmp_path / "by-hand", check=True)
+    patches.apply(tree, ID)
+    assert made == content(tree) == (tmp_path / "by-hand" / FILE).read_bytes()
+    status, out, err = command("patches", "apply", "--tree", tree, "--overlay", tmp_path / "over")
+    assert (status, out) == (2, "") and "is not empty" in err and len(err.splitlines()) == 1
 
 
 def test_two_trees_side_by_side_do_not_mix(tmp_path):
@@ -306,7 +375,7 @@ def test_diff_is_the_same_before_and_after(tree):
 )
 def test_which_box_meets_it(changed, tree, device, eager, stages, met):
     box = changed({"engine.device": device, "engine.enforce_eager": eager, "parallel.pipeline_parallel_size": stages})
-    assert [row.met_by_this_box for row in patches.status(tree, box)] == [met]
+    assert row_of(tree, box).met_by_this_box is met
 
 
 def test_an_unknown_id_names_the_catalogue(tree):
@@ -315,10 +384,17 @@ def test_an_unknown_id_names_the_catalogue(tree):
 
 
 def test_every_entry_of_the_catalogue_is_complete():
-    for defect_id, defect in patches.CATALOGUE.items():
-        assert defect_id == defect.ID
-        for name in ("TITLE", "FILE", "SYMBOL", "SYMPTOM", "DROP_WHEN"):
-            assert len(getattr(defect, name)) > 5
+    assert not set(patches.CATALOGUE) & set(patches.OBSERVED)
+    for defect_id, defect in {**patches.CATALOGUE, **patches.OBSERVED}.items():
+        assert defect_id == defect.id and len(defect.title) > 10 and len(defect.effect) > 10 and len(defect.drop_when) > 10
+        assert bool(defect.sites) is (defect_id in patches.CATALOGUE) and (defect.look is None) is bool(defect.sites)
+        # A bundle is one from whichever of its patches it is looked at.
+        for other in defect.bundle:
+            assert set(patches.bundle_of(other)) == set(patches.bundle_of(defect_id))
+    # All eight of the first report and the second report's.
+    assert {number for one in (*patches.CATALOGUE.values(), *patches.OBSERVED.values()) for number in one.reports} == {
+        *(f"000-{n}" for n in range(1, 9)), "001-5",
+    }  # fmt: skip
 
 
 def test_command_line(command, tree):
@@ -342,10 +418,7 @@ def installed(tmp_path):
     if found is None or not found.submodule_search_locations:
         pytest.skip("no vLLM in this environment")
     tree = Path(found.submodule_search_locations[0])
-    manifest, stock = tree.parent / "vllm.fieldbook-originals" / "manifest.json", tree / FILE
-    if manifest.is_file() and json.loads(manifest.read_text()).get(ID, {}).get("patched_sha256") == files.sha256_of(stock):
-        stock = manifest.parent / f"{ID}.orig"
-    return plant(tmp_path, stock.read_bytes())
+    return plant(tmp_path, store.original(tree, FILE, store.load(tree)))
 
 
 def test_the_installed_vllm_is_recognised_mended_and_restored(installed):

@@ -215,7 +215,7 @@ def test_needs_name_the_patches(glm, flash):
     assert names(Strategy(4, 2), glm, of(A100)) == ["patch tp-partial"] and names(Strategy(8), glm, of(A100)) == []
     assert names(Strategy(1, 2), glm, of(A100), relayed=True) == ["patch index-relay"]
     assert names(Strategy(2, 4), glm, of(A100)) == ["patch tp-partial", "unverified"]
-    assert names(Strategy(1, 3), flash, of(CMP)) == ["patch qwen4exp-pp"]
+    assert names(Strategy(1, 3), flash, of(CMP)) == ["patch ple-containment"]
     smollm2 = memory.model_spec("smollm2-135m-instruct")
     assert names(Strategy(1, 2), smollm2, params.load(ROOT / "params" / "cpu-smollm2.yml")) == ["patch cpu-eager-pp"]
 

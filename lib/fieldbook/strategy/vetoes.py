@@ -219,7 +219,7 @@ def needs_of(s: Strategy, spec: ModelSpec, params: Params, relayed: bool = False
     if is_dsa(spec) and s.pipeline_parallel_size >= 4:
         found.append(Need(UNVERIFIED, "field report 001 saw 20% (45% with drafting) degenerate answers at PP4, unpatched; nobody has shown it right since"))
     if spec.model_type.startswith("qwen4"):
-        found.append(Need("patch qwen4exp-pp", "stock refuses n-gram embeddings with a pipeline"))
+        found.append(Need("patch ple-containment", "stock refuses n-gram embeddings with a pipeline; three patches that go together"))
     if params.engine.device == "cpu" and params.engine.enforce_eager:
         found.append(Need("patch cpu-eager-pp", "stock dies at the first request"))
     return found
