@@ -11,8 +11,9 @@ from types import SimpleNamespace
 import pytest
 from kv_builders import FAMILIES, GIB, ask_fieldbook, case_of, flash_next, glm_5_3, qwen3_5_27b, random_case, smollm2
 
-from fieldbook import kv
+from fieldbook import kv, patches
 from fieldbook.errors import BadInput
+from fieldbook.patches import site, store
 
 vllm = pytest.importorskip("vllm")
 if not vllm.__version__.startswith("0.30."):
@@ -279,3 +280,39 @@ def test_in_flight_tokens_are_vllms_own():
                 config.max_concurrent_batches = config.max_concurrent_batches(config)
                 theirs = VllmConfig.max_in_flight_tokens.fget(config)
                 assert kv.in_flight_tokens(2048, stages, async_scheduling=asynchronous, v2_runner=v2) == theirs
+
+
+def planned_elsewhere(spec, case, monkeypatch):
+    """(layers that a worker is given tensors for and does not have, blocks) of every worker."""
+    config = vllm_config(spec, case)
+    align(spec, case, config, monkeypatch)
+    workers = worker_specs(spec, case, config)
+    configs = kv_cache_utils.get_kv_cache_configs(config, workers, list(case["available"]))
+    return [
+        (sorted({name for tensor in found.kv_cache_tensors for name in tensor.layers} - set(own)), found.num_blocks)
+        for own, found in zip(workers, configs, strict=True)
+    ]
+
+
+def test_the_ghost_patch_plans_no_tensors_of_layers_that_are_elsewhere(monkeypatch):
+    """Two stages of Flash-Next: only the first has the n-gram layer's convolution, and stock plans its tensor on the second as well."""
+    path = "v1/core/kv_cache_utils.py"
+    tree = patches.vllm_tree()
+    one = next(one for one in patches.CATALOGUE["kv-ghost"].sites if one.file == path)
+    module = site.parse(store.original(tree, path, store.load(tree)))
+    spec, case = flash_next(), case_of([24, 24], [2 * GIB] * 2, packed=True)
+
+    def run(code):
+        function = site.function_of(code, one.symbol)
+        exec(compile(code.code_for_node(function), path, "exec"), kv_cache_utils.__dict__)
+        return planned_elsewhere(spec, case, monkeypatch)
+
+    kept = kv_cache_utils.get_kv_cache_config_from_groups
+    try:
+        stock, mended = run(module), run(site.edited(one, module))
+    finally:
+        kv_cache_utils.get_kv_cache_config_from_groups = kept
+    assert stock[0][0] == [] and stock[1][0] == ["model.layers.1.ple"]
+    assert [ghosts for ghosts, _ in mended] == [[], []]
+    # Nothing else changes: the same blocks on both.
+    assert [blocks for _, blocks in mended] == [blocks for _, blocks in stock]
