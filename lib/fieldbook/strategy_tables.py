@@ -148,7 +148,7 @@ def traffic(outcomes: list[Outcome], params: Params, spec: ModelSpec, fabric: Fa
                 "all-reduces": f"{c.all_reduces} x {o.traffic.all_reduce_bytes:,.0f} B" if c.all_reduces else None,
                 "dispatch, combine": f"{c.dispatches} x 2 x {o.traffic.dispatch_bytes:,.0f} B" if c.dispatches else None,
                 "hops": f"{o.traffic.hops} x {o.traffic.hop_bytes + o.traffic.relay_bytes:,} B" if o.traffic.hops else None,
-                "slowest link": slowest(s, fabric),
+                "slowest link": slowest(s, fabric) if o.traffic.bytes_per_token else None,
                 "B a token": round(o.traffic.bytes_per_token),
                 "floor, ms": 1e3 * (sum(links) + sum(hops)) if known else None,
                 "prefill, tok/s": o.prefill_at_most_tok_s,

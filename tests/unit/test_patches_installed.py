@@ -200,19 +200,22 @@ def test_five_hundred_edits_by_others(stock, name, number):
         try:
             ast.parse(text)
         except (SyntaxError, ValueError):
-            assert turn % 2 == 0 or site.parse(text.encode()) is None
+            assert turn % 2 == 0
             continue
-        state = site.state(one, site.parse(text.encode()))
+        module = site.parse(text.encode())
+        state = site.state(one, module)
         if turn % 2:
             assert state == "present", text
+            if turn % 10 != 1:
+                continue  # found again; that the edit is the same is looked at in one of five
         if state != "present":
             refused += 1
             continue
-        after = site.edited(one, cst.parse_module(text)).code
-        assert site.state(one, cst.parse_module(after)) == "mended"
-        assert changes(text, after) == size, text
+        after = site.edited(one, module)
+        assert site.state(one, after) == "mended"
+        assert changes(text, after.code) == size, text
         edited += 1
-    assert edited > 250 and refused > 2
+    assert edited > 60 and refused > 2
 
 
 # --- what the edited functions do
