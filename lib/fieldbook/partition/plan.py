@@ -38,11 +38,8 @@ class Plan:
     @cached_property
     def front(self) -> tuple[Candidate, ...]:
         """Pareto front of pool against straggler, largest pool first."""
-        splits = search.pareto_front(self.table.allowed_blocks, self.table.load, self.table.default, self._least_equal)
+        splits = search.pareto_front(self.table.allowed_blocks, self.table.load, self.table.default, self.table.least_equal)
         return tuple(self.table.candidate(split) for split in splits)
-
-    def _least_equal(self, blocks: int) -> int:
-        return self.table.costs.least_blocks(self.table.costs.tokens(blocks))
 
     def neighbours(self, split: Split, reach: int = 2) -> tuple[Candidate, ...]:
         """The split, vLLM's own, every split that moves one cut by up to `reach` layers, allowed or not, and the next allowed one each way of each cut."""
@@ -77,11 +74,7 @@ def preference(candidate: Candidate, default: Split) -> tuple:
 
 def plan(table: StageTable) -> Plan:
     """The best allowed split of a table: largest pool, then lightest heaviest stage, then nearest to vLLM's own split. search.py says why it is exact."""
-
-    def least_equal(blocks: int) -> int:
-        return table.costs.least_blocks(table.costs.tokens(blocks))
-
-    split = search.best_split(table.allowed_blocks, table.load, table.default, least_equal)
+    split = search.best_split(table.allowed_blocks, table.load, table.default, table.least_equal)
     return Plan(table, None if split is None else table.candidate(split))
 
 

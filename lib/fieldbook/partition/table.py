@@ -73,6 +73,10 @@ class StageTable:
         """Blocks of every run that holds layers and fits, whatever the rules say, and -1 elsewhere."""
         return np.where(self.rules[0].forbidden | (self.available <= 0), -1, self.blocks)
 
+    def least_equal(self, blocks: int) -> int:
+        """Fewest blocks that are worth as many tokens as these: what the search takes for a tie."""
+        return self.costs.least_blocks(self.costs.tokens(blocks))
+
     def bounds(self, split: Sequence[int]) -> tuple[tuple[int, int], ...]:
         """First layer and one past the last of every stage."""
         return tuple(itertools.pairwise((0, *itertools.accumulate(split))))

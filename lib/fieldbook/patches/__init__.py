@@ -154,6 +154,10 @@ def _settled(tree: Path) -> store.Manifest:
     return store.load(tree)
 
 
+def _not_recognised(defect_id: str, at: site.Site) -> GateFailed:
+    return GateFailed(f"{defect_id}: {at.symbol} in {at.file} is not recognised; nothing was changed")
+
+
 def _planned(tree: Path, active: tuple[str, ...], manifest: store.Manifest) -> dict[str, bytes]:
     """Content of every file that these patches touch, or that others touch now: edits on the stock bytes, in the catalogue's order.
 
@@ -171,7 +175,7 @@ def _planned(tree: Path, active: tuple[str, ...], manifest: store.Manifest) -> d
             if before in ("mended", "does not apply"):
                 continue
             if before != "present":
-                raise GateFailed(f"{name}: {one.symbol} in {one.file} is not recognised; nothing was changed")
+                raise _not_recognised(name, one)
             changed = site.edited(one, module)
             if site.state(one, changed) != "mended":
                 raise GateFailed(f"{name}: the edit of {one.file} did not take; nothing was changed")
@@ -210,8 +214,7 @@ def apply(tree: Path, defect_id: str, params_hash: str = "") -> str:
     before = {name: state_of(tree, name) for name in wanted}
     unknown = next((name for name, state in before.items() if state == "not recognised"), None)
     if unknown is not None:
-        defect = CATALOGUE[unknown]
-        raise GateFailed(f"{unknown}: {defect.sites[0].symbol} in {defect.sites[0].file} is not recognised; nothing was changed")
+        raise _not_recognised(unknown, CATALOGUE[unknown].sites[0])
     if all(state in MENDED for state in before.values()):
         return before[defect_id]
     with store.locked(tree):
@@ -229,11 +232,11 @@ def revert(tree: Path, defect_id: str) -> str:
     Raises GateFailed when someone else changed a file since, because then the original would undo their work too.
     """
     taken = bundle_of(defect_id)
-    if state_of(tree, defect_id) == "not recognised":
-        defect = CATALOGUE[defect_id]
-        raise GateFailed(f"{defect_id}: {defect.sites[0].symbol} in {defect.sites[0].file} is not recognised; nothing was changed")
-    if state_of(tree, defect_id) in ("present", "fixed", "does not apply"):
-        return state_of(tree, defect_id)
+    before = state_of(tree, defect_id)
+    if before == "not recognised":
+        raise _not_recognised(defect_id, CATALOGUE[defect_id].sites[0])
+    if before in ("present", "fixed", "does not apply"):
+        return before
     with store.locked(tree):
         store.recover(tree)
         manifest = _forgotten(tree, store.load(tree))
@@ -278,7 +281,7 @@ def overlay(tree: Path, defect_ids: list[str], folder: Path) -> list[Path]:
         raise BadInput(f"patches --overlay: {folder} is not empty; give a folder that is new or empty")
     wanted = tuple(dict.fromkeys(name for one in defect_ids for name in bundle_of(one)))
     manifest = store.load(tree)
-    stock = {path: data for path, data in _planned(tree, (), manifest).items()}
+    stock = _planned(tree, (), manifest)
     planned = _planned(tree, tuple(dict.fromkeys((*manifest.active, *wanted))), manifest)
     changed = {path: data for path, data in planned.items() if data != stock.get(path, store.original(tree, path, manifest))}
     written = [files.write_whole(folder / "vllm" / path, data) for path, data in changed.items()]

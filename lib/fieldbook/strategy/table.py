@@ -72,14 +72,14 @@ def _outcome(
     plans: dict,
     evidence: partition.IndexerEvidence | None,
 ) -> Outcome:
-    found = tuple(vetoes_of(s, spec, params, fabric.capability))
-    if found:
-        return Outcome(s, found, (), None, None, None, traffic_of(s, spec, params), None, {}, {}, {}, False)
-    try:
-        return _judged(s, params, spec, fabric, sizes, plans, evidence)
-    except BadInput as error:
-        # Some part of the model cannot be divided so; that is a reason against this layout and no other.
-        return Outcome(s, (Veto(str(error), "weights and KV accounting"),), (), None, None, None, traffic_of(s, spec, params), None, {}, {}, {}, False)
+    vetoes = tuple(vetoes_of(s, spec, params, fabric.capability))
+    if not vetoes:
+        try:
+            return _judged(s, params, spec, fabric, sizes, plans, evidence)
+        except BadInput as error:
+            # Some part of the model cannot be divided so; that is a reason against this layout and no other.
+            vetoes = (Veto(str(error), "weights and KV accounting"),)
+    return Outcome(s, vetoes, (), None, None, None, traffic_of(s, spec, params), None, {}, {}, {}, False)
 
 
 def _judged(

@@ -7,13 +7,12 @@ whatever waits for a kernel or another rank.
 
 from dataclasses import dataclass
 
+from ..memory import DTYPE_BYTES
 from ..params import Params
+from ..partition.sharing import INDEX_BYTES
 from ..spec import Layer, ModelSpec
 from .fabric import Fabric, Way
 from .layouts import Placement, Strategy, place
-
-ACTIVATION_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-INDEX_BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -73,7 +72,7 @@ def traffic_of(strategy: Strategy, spec: ModelSpec, params: Params, relayed: boo
 
     Sources: device_communicators/all2all.py (allgather_reducescatter), the models' make_empty_intermediate_tensors for boundaries.
     """
-    tp, width = strategy.tensor_parallel_size, spec.hidden_size * ACTIVATION_BYTES[params.engine.dtype]
+    tp, width = strategy.tensor_parallel_size, spec.hidden_size * DTYPE_BYTES[params.engine.dtype]
     shares = strategy.data_parallel_size * strategy.prefill_context_parallel_size
     topk = max((layer.attention.indexer.topk for layer in spec.layers if layer.attention.indexer), default=0)
     return Traffic(
@@ -82,7 +81,7 @@ def traffic_of(strategy: Strategy, spec: ModelSpec, params: Params, relayed: boo
         all_reduce_bytes=2 * (tp - 1) / tp * width,
         dispatch_bytes=(shares * tp - 1) / tp * width if strategy.spreads_tokens else float((shares - 1) * width),
         gather_bytes=(tp - 1) / tp * width,
-        hop_bytes=(spec.boundary_values or 2 * spec.hidden_size) * ACTIVATION_BYTES[params.engine.dtype],
+        hop_bytes=(spec.boundary_values or 2 * spec.hidden_size) * DTYPE_BYTES[params.engine.dtype],
         relay_bytes=topk * INDEX_BYTES if relayed else 0,
     )
 
