@@ -65,7 +65,7 @@ def build_parser() -> argparse.ArgumentParser:
     sub.add_argument("file", metavar="FILE")
     sub = command("patches", "known defects of the vLLM installed here", run_patches)
     sub.add_argument("action", nargs="?", choices=["status", "apply", "revert", "diff"], default="status")
-    sub.add_argument("--id", default="cpu-eager-pp", help="which defect to apply, revert or show")
+    sub.add_argument("--id", metavar="ID", help="defects to apply, revert or show, with commas between; without, those that the box of --params meets")
     sub.add_argument("--tree", metavar="DIR", help="folder of a vllm package other than this environment's")
     sub.add_argument("--python", metavar="PY", help="Python of another environment, whose vllm package is meant")
     sub.add_argument("--params", metavar="FILE", help="box and model: say which defects they would meet")
@@ -244,20 +244,25 @@ def run_patches(arguments) -> int:
     tree = given or patches.vllm_tree()
     if arguments.overlay and arguments.action != "apply":
         raise BadInput("patches --overlay: goes with apply")
+    box = params.load(arguments.params) if arguments.params else None
     if arguments.action == "status":
-        rows = patches.as_rows(patches.status(tree, params.load(arguments.params) if arguments.params else None))
-        shown = [{key: value for key, value in row.items() if arguments.params or key != "met by this box"} for row in tables.defects(rows)]
+        rows = patches.as_rows(patches.status(tree, box))
+        shown = [{key: value for key, value in row.items() if box or key != "met by this box"} for row in tables.defects(rows)]
         text = terminal.text_table(shown)
         _print(arguments, {"vllm": patches.release(tree), "defects": rows}, f"vLLM {patches.release(tree) or 'of unknown release'}\n{text}")
-    elif arguments.action == "diff":
-        text = patches.diff(tree, arguments.id)
-        _print(arguments, {"id": arguments.id, "diff": text}, text)
+        return 0
+    if not arguments.id and box is None:
+        raise BadInput(f"patches {arguments.action}: name a patch with --id, or a box with --params; the catalogue has {', '.join(patches.CATALOGUE)}")
+    wanted = arguments.id.split(",") if arguments.id else patches.to_mend(patches.as_rows(patches.status(tree, box)))
+    if arguments.action == "diff":
+        text = patches.diff(tree, *wanted)
+        _print(arguments, {"id": wanted, "diff": text}, text)
     elif arguments.overlay:
-        written = patches.overlay(tree, [arguments.id], Path(arguments.overlay))
-        _print(arguments, {"id": arguments.id, "written": [str(file) for file in written]}, "\n".join(map(str, written)))
+        written = patches.overlay(tree, wanted, Path(arguments.overlay), box)
+        _print(arguments, {"id": wanted, "written": [str(file) for file in written]}, "\n".join(map(str, written)))
     else:
-        state = (patches.apply if arguments.action == "apply" else patches.revert)(tree, arguments.id)
-        _print(arguments, {"id": arguments.id, "state": state}, f"{arguments.id}: {state}")
+        states = {name: patches.apply(tree, name, box) if arguments.action == "apply" else patches.revert(tree, name) for name in wanted}
+        _print(arguments, states, "\n".join(f"{name}: {state}" for name, state in states.items()))
     return 0
 
 

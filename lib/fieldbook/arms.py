@@ -192,16 +192,11 @@ def patch_states_after(station: Station) -> list[dict[str, Any]]:
     return patch_states(station) if station.live else recorded_patches(station)["after"]
 
 
-def unmended(rows: list[dict[str, Any]]) -> list[str]:
-    """Defects that this box meets and that are not mended."""
-    return [row["id"] for row in rows if row["met_by_this_box"] and row.get("blocks", True) and row["state"] not in patches.MENDED]
-
-
 def to_mend(rows: list[dict[str, Any]], station: Station) -> list[str]:
     """Defects that this box meets and that Fieldbook mends, where the params ask for it."""
     if station.params.engine.patches != "needed":
         return []
-    return [row["id"] for row in rows if row["met_by_this_box"] and row.get("mendable", True) and row["state"] in ("present", "patched")]
+    return patches.to_mend(rows)
 
 
 def patch_diff(station: Station, defect_id: str) -> str:

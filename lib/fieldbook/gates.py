@@ -43,7 +43,7 @@ def check(params: Params, layers_per_stage: tuple[int, ...], inventory: dict[str
         f"{'+'.join(map(str, layers_per_stage))} = {total} layers",
         f"{list(layers_per_stage)} has {total} of {spec.num_hidden_layers} layers",
     )
-    unmended = [d["id"] for d in defects if d["met_by_this_box"] and d.get("blocks", True) and d["state"] not in patches.MENDED]
+    unmended = patches.unmended(defects)
     gate("known defects", not unmended, "none open that this box meets", f"{', '.join(unmended)} not mended; set engine.patches to needed")
     gate(
         "device",

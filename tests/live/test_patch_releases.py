@@ -25,7 +25,7 @@ PRESENT, FIXED, ABSENT = "present", "fixed", "does not apply"
 # As read in the releases: no mend has come upstream but for drafts (0.30) and the eagle flag (0.33; 0.32 still drops it).
 ALWAYS = dict.fromkeys(patches.CATALOGUE, PRESENT) | {
     "ple-offload-worker": ABSENT, "mixer-missing": FIXED, "second-runner-guard": ABSENT, "offload-process": ABSENT, "offload-connector": ABSENT,
-    "state-dtype": FIXED, "index-sharing": PRESENT,
+    "state-dtype": FIXED,
 }  # fmt: skip
 TABLE = {
     "0.29.0": ALWAYS | {"draft-broadcast": PRESENT, "eagle-flag": PRESENT},

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from conftest import ROOT
 
 from fieldbook import patches
 from fieldbook.errors import BadInput, GateFailed
@@ -190,13 +191,15 @@ def test_code_that_is_right_already_is_left_alone(tmp_path):
     ],
     ids=["renamed", "assert gone", "twice", "empty"],
 )
-def test_code_that_is_not_known_is_refused_and_untouched(tmp_path, stock):
+def test_code_that_is_not_known_is_refused_and_untouched(tmp_path, stock, command):
     tree = plant(tmp_path, stock)
     before = everything(tmp_path)
     assert patches.state_of(tree, ID) == "not recognised"
     for change in (patches.apply, patches.revert):
-        with pytest.raises(GateFailed, match=ID):
+        with pytest.raises(patches.NotRecognised, match=ID):
             change(tree, ID)
+    status, out, err = command("patches", "apply", "--tree", tree, "--id", ID)
+    assert (status, out) == (2, "") and "is not recognised; nothing was changed" in err and len(err.splitlines()) == 1
     assert everything(tmp_path) == before
 
 
@@ -345,7 +348,7 @@ def test_an_overlay_leaves_the_package_as_it_is(tree, tmp_path, command):
     subprocess.run(["patch", "-s", "-p1", "-i", tmp_path / "over" / "fieldbook.patch"], cwd=tmp_path / "by-hand", check=True)
     patches.apply(tree, ID)
     assert made == content(tree) == (tmp_path / "by-hand" / FILE).read_bytes()
-    status, out, err = command("patches", "apply", "--tree", tree, "--overlay", tmp_path / "over")
+    status, out, err = command("patches", "apply", "--tree", tree, "--overlay", tmp_path / "over", "--id", ID)
     assert (status, out) == (2, "") and "is not empty" in err and len(err.splitlines()) == 1
 
 
@@ -402,9 +405,14 @@ def test_command_line(command, tree):
         return json.loads(command("patches", "--tree", tree, "--json")[1])["defects"][0]["state"]
 
     assert state() == "present"
-    assert command("patches", "apply", "--tree", tree) == (0, f"{ID}: patched\n", "") and state() == "patched"
-    assert "+        if self.intermediate_tensors is None:" in command("patches", "diff", "--tree", tree)[1]
-    assert json.loads(command("patches", "revert", "--tree", tree, "--json")[1]) == {"id": ID, "state": "present"} and content(tree) == STOCK.encode()
+    assert command("patches", "apply", "--tree", tree, "--id", ID) == (0, f"{ID}: patched\n", "") and state() == "patched"
+    assert "+        if self.intermediate_tensors is None:" in command("patches", "diff", "--tree", tree, "--id", ID)[1]
+    assert json.loads(command("patches", "revert", "--tree", tree, "--id", ID, "--json")[1]) == {ID: "present"} and content(tree) == STOCK.encode()
+    # What a box meets needs no id; with neither there is nothing to do, and that is said.
+    assert command("patches", "apply", "--tree", tree, "--params", ROOT / "params" / "cpu-smollm2.yml") == (0, f"{ID}: patched\n", "")
+    assert command("patches", "revert", "--tree", tree, "--params", ROOT / "params" / "cpu-smollm2.yml") == (0, f"{ID}: present\n", "")
+    status, out, err = command("patches", "apply", "--tree", tree)
+    assert (status, out) == (2, "") and "name a patch with --id, or a box with --params" in err and len(err.splitlines()) == 1
     status, out, err = command("patches", "apply", "--tree", tree, "--id", "nothing")
     assert (status, out) == (2, "") and len(err.splitlines()) == 1
     status, out, err = command("patches", "--tree", tree.parent)

@@ -24,7 +24,7 @@ if self.intermediate_tensors is None:
 """
 
 
-def _allocated(node: cst.SimpleStatementLine) -> cst.BaseStatement:
+def _allocated(node: cst.SimpleStatementLine, function: cst.FunctionDef) -> cst.BaseStatement:
     return cst.parse_statement(_MEND).with_changes(leading_lines=node.leading_lines)
 
 

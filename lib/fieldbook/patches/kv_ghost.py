@@ -42,7 +42,7 @@ class _Keep(cst.CSTTransformer):
         return updated_node.with_changes(body=updated_node.body.with_changes(body=[held]))
 
 
-def _filtered(node: cst.For) -> cst.For:
+def _filtered(node: cst.For, function: cst.FunctionDef) -> cst.For:
     return node.visit(_Keep(node.target.value))
 
 
@@ -54,7 +54,7 @@ def _site(file: str) -> Site:
         mended=_group_loop(_loop(_HELD)),
         edit=_filtered,
         needed=False,
-        requires=m.Attribute(attr=m.Name("layer_names")),
+        requires=(m.Attribute(attr=m.Name("layer_names")),),
     )
 
 

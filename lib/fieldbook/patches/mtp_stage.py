@@ -20,7 +20,7 @@ def _asserts(orelse: cst.CSTNode) -> bool:
 _ELSE = m.MatchIfTrue(_asserts)
 
 
-def _by_tensors(node: cst.If) -> cst.If:
+def _by_tensors(node: cst.If, function: cst.FunctionDef) -> cst.If:
     return node.with_changes(test=cst.parse_expression("intermediate_tensors is None"))
 
 
@@ -32,7 +32,7 @@ def _site(vendor: str) -> Site:
         mended=m.If(test=_NONE_CAME, orelse=_ELSE),
         edit=_by_tensors,
         needed=False,
-        requires=m.Param(name=m.Name("intermediate_tensors")),
+        requires=(m.Param(name=m.Name("intermediate_tensors")),),
     )
 
 

@@ -67,20 +67,6 @@ def _eagle_flag(read):
     return "not recognised", "v1/core/kv_cache_utils.py", "_project_kv_cache_groups_to_worker"
 
 
-def _index_sharing(read):
-    file = "models/deepseek_v32/nvidia/model.py"
-    text = read(file)
-    if text is None or "topk_indices_buffer" not in text:
-        return "does not apply", file, "DeepseekV32Model.forward"
-    crosses = re.search(r"IntermediateTensors\(\s*\{[^}]*topk", text)
-    return ("fixed" if crosses else "present", file, "DeepseekV32Model.forward")
-
-
-def _sharing_cut(params, spec) -> bool:
-    shares = any(layer.attention.indexer is not None and not layer.attention.indexer.owns for layer in spec.layers)
-    return shares and params.parallel.pipeline_parallel_size > 1
-
-
 OBSERVED = (
     Defect(
         "ple-offload-worker", "The worker refuses a pipeline with the n-gram table offloaded", "no start with a pipeline", "", "the fork's offload is gone",
@@ -113,9 +99,5 @@ OBSERVED = (
     Defect(
         "eagle-flag", "The draft group loses its flag on stages without draft layers", "prefix hits keep a block too many: fewer drafts accepted", "",
         "the projection keeps the flag", _drafted_pipeline, look=_eagle_flag, blocks=False,
-    ),
-    Defect(
-        "index-sharing", "A cut through layers that share top-k indices", "wrong answers without an error; take a clean partition", "",
-        "top-k indices cross the boundary", _sharing_cut, reports=("001-5",), look=_index_sharing, blocks=False,  # notebook 03 looks at the cut itself
     ),
 )  # fmt: skip

@@ -41,7 +41,7 @@ _GUARD = m.MatchIfTrue(_raises_ple)
 
 
 def _site(file: str, symbol: str, config: str, requires: m.BaseMatcherNode) -> Site:
-    def contained(node: cst.If) -> cst.If:
+    def contained(node: cst.If, function: cst.FunctionDef) -> cst.If:
         sizes = m.findall(node.test, m.Attribute(attr=m.Name("pipeline_parallel_size")))
         called = cst.parse_expression(f"not {_HELPER}({config}, {cst.Module([]).code_for_node(sizes[0])})")
         return node.with_changes(test=cst.BooleanOperation(left=node.test, operator=cst.And(), right=called))
@@ -56,7 +56,7 @@ def _site(file: str, symbol: str, config: str, requires: m.BaseMatcherNode) -> S
         trace=m.If(body=_GUARD),
         gone="mended",
         needed=False,
-        requires=requires,
+        requires=(requires,),
     )
 
 

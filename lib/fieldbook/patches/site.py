@@ -19,24 +19,26 @@ MARK = "fieldbook"
 class Site:
     """stock: matcher of the statement with the defect; mended: of the one without. Both are looked for in the body of `symbol` (Class.function or function).
 
-    edit: the mended statements in place of the stock one, without touching anything else; helper: source of a function that is appended to the module,
-    which the edit calls. gone: what it means when neither is there ('not recognised', or 'mended' where upstream took the statement away); trace: what is
+    edit(statement, function): the mended statements in place of the stock one, without touching anything else; none for a site that other edits only rely
+    on. keeps: the mended statement comes beside the stock one, which stays. helper: source of functions that are appended to the module, which the edit
+    calls. gone: what it means when neither is there ('not recognised', or 'mended' where upstream took the statement away); trace: what is
     left of it in another form, which is not recognised either. needed: whether a tree without the file or class is one that is not recognised; else it
     does not have the defect. wants: has to be somewhere in the module, or the defect cannot be in it. requires: what the edit relies on in the function,
-    a name above all; without it the function is not recognised.
+    names above all; without one of them the function is not recognised.
     """
 
     file: str
     symbol: str
     stock: m.BaseMatcherNode
     mended: m.BaseMatcherNode
-    edit: Callable[[cst.CSTNode], cst.CSTNode | cst.FlattenSentinel]
+    edit: Callable[[cst.CSTNode, cst.FunctionDef], cst.CSTNode | cst.FlattenSentinel] | None
     helper: str = ""
+    keeps: bool = False
     trace: m.BaseMatcherNode | None = None
     gone: str = "not recognised"
     needed: bool = True
     wants: m.BaseMatcherNode | None = None
-    requires: m.BaseMatcherNode | None = None
+    requires: tuple[m.BaseMatcherNode, ...] = ()
 
 
 @lru_cache(maxsize=32)
@@ -61,6 +63,36 @@ def function_of(module: cst.Module, symbol: str) -> cst.FunctionDef | None:
     return found[0] if len(found) == 1 else None
 
 
+# Layout: no matcher of the catalogue asks for it, and it is two thirds of a tree.
+_LAYOUT = ("whitespace", "leading", "trailing", "lines_after", "header", "footer", "lpar", "rpar", "lbracket", "rbracket", "comma", "semicolon")
+
+
+@lru_cache
+def _parts(kind: type) -> tuple[str, ...]:
+    return tuple(name for name in kind.__dataclass_fields__ if not name.startswith(_LAYOUT))
+
+
+@lru_cache(maxsize=64)
+def _descendants(node: cst.CSTNode) -> tuple[cst.CSTNode, ...]:
+    """A node and all below it but layout. libcst's own search copies the tree on its way, and one function is searched many times."""
+    found, waiting = [], [node]
+    while waiting:
+        one = waiting.pop()
+        if type(one) in (list, tuple):
+            waiting += reversed(one)
+        elif hasattr(type(one), "_visit_and_replace_children"):
+            found.append(one)
+            waiting += [getattr(one, name) for name in reversed(_parts(type(one)))]
+    return tuple(found)
+
+
+def _findall(node: cst.CSTNode, matcher: m.BaseMatcherNode) -> list[cst.CSTNode]:
+    """As libcst's, with nodes of another type than the matcher's left out before anything is compared."""
+    kind = type(matcher).__name__
+    concrete = hasattr(cst, kind)
+    return [one for one in _descendants(node) if (not concrete or type(one).__name__ == kind) and m.matches(one, matcher)]
+
+
 def state(site: Site, module: cst.Module | None, there: bool = True) -> str:
     """'present', 'mended', 'does not apply' or 'not recognised'. there: the file is in the tree."""
     if not there:
@@ -69,14 +101,15 @@ def state(site: Site, module: cst.Module | None, there: bool = True) -> str:
     if function is None:
         absent = module is not None and not site.needed and not _names(module, site.symbol.partition(".")[0])
         return "does not apply" if absent else "not recognised"
-    stock, mended = len(m.findall(function, site.stock)), len(m.findall(function, site.mended))
-    if site.wants is not None and not m.findall(module, site.wants):
+    stock, mended = len(_findall(function, site.stock)), len(_findall(function, site.mended))
+    if site.wants is not None and not _findall(module, site.wants):
         return "mended"
     if (stock, mended) == (1, 0):
-        return "present" if site.requires is None or m.findall(function, site.requires) else "not recognised"
-    if stock == 0 and mended == 1:
+        known = all(_findall(function, one) for one in site.requires)
+        return ("present" if site.edit else "does not apply") if known else "not recognised"
+    if (stock, mended) == ((1, 1) if site.keeps else (0, 1)):
         return "mended"
-    left = site.trace is not None and m.findall(function, site.trace)
+    left = site.trace is not None and _findall(function, site.trace)
     return site.gone if stock == mended == 0 and not left else "not recognised"
 
 
@@ -86,17 +119,21 @@ def _names(module: cst.Module, name: str) -> bool:
 
 def line_of(symbol: str, text: bytes) -> int | None:
     """Line where a symbol (Class.function, function or class) is defined, 1 for the first; None where it is not, or the text is no Python."""
-    try:
-        nodes = ast.parse(text).body
-    except (SyntaxError, ValueError):
-        return None
-    found = None
+    nodes, found = _definitions(text), None
     for name in symbol.split("."):
         found = next((node for node in nodes if getattr(node, "name", None) == name), None)
         if found is None:
             return None
         nodes = getattr(found, "body", [])
     return found.lineno
+
+
+@lru_cache(maxsize=64)
+def _definitions(text: bytes) -> list[ast.stmt]:
+    try:
+        return ast.parse(text).body
+    except (SyntaxError, ValueError):
+        return []
 
 
 class _Replace(cst.CSTTransformer):
@@ -118,7 +155,7 @@ class _Replace(cst.CSTTransformer):
         updated_node = super().on_leave(original_node, updated_node)
         if self.inside and m.matches(original_node, self.site.stock):
             self.done += 1
-            return self.site.edit(updated_node)
+            return self.site.edit(updated_node, self.function)
         return updated_node
 
 
@@ -137,11 +174,13 @@ def edited(site: Site, module: cst.Module) -> cst.Module:
             members = [changed if member is function else member for member in node.body.body]
             body[at] = node.with_changes(body=node.body.with_changes(body=members))
     if site.helper:
-        added = list(cst.parse_module(site.helper, config=module.config_for_parsing).body)
-        own = [node.name.value for node in added if isinstance(node, cst.FunctionDef)]
-        if not all(_names(module, name) for name in own):
+        # What another patch of the same file has brought is not brought again.
+        there = {cst.Module([]).code_for_node(node).strip() for node in body if not isinstance(node, cst.ClassDef)}
+        wanted = cst.parse_module(site.helper, config=module.config_for_parsing).body
+        added = [node for node in wanted if cst.Module([]).code_for_node(node).strip() not in there]
+        if added:
             gap = [cst.EmptyLine(indent=False)] * 2
-            body += [added[0].with_changes(leading_lines=[*gap, *added[0].leading_lines]), *added[1:]]
+            body += [added[0].with_changes(leading_lines=[*gap, *(line for line in added[0].leading_lines if line.comment)]), *added[1:]]
     return module.with_changes(body=body)
 
 
@@ -151,7 +190,8 @@ class Defect:
 
     effect: what it does to you; reports: numbers in the field reports ('000-3'); upstream: pull requests and issues; met_by(params, spec): whether a box
     and model would meet it; bundle: ids that go with it. look(read) answers for a whole tree, read(path) giving a file's source or None. blocks: a box that
-    meets it must not be served with it.
+    meets it must not be served with it. excludes: ids that treat the same thing another way. refused(params, spec): why it must not be applied for a box,
+    '' where it may; with it, a patch is only applied for a box that is given.
     """
 
     id: str
@@ -166,3 +206,5 @@ class Defect:
     bundle: tuple[str, ...] = ()
     look: Callable | None = None
     blocks: bool = True
+    excludes: tuple[str, ...] = ()
+    refused: Callable | None = None

@@ -13,7 +13,9 @@ from .site import MARK, Defect, Site
 _NOT_LAST = m.UnaryOperation(m.Not(), m.Attribute(value=m.Call(func=m.Name("get_pp_group"), args=[]), attr=m.Name("is_last_rank")))
 # Exactly these two under their own names: the mend changes what they are bound to.
 _BOTH = [m.DictElement(m.SimpleString(f'"{name}"'), m.Name(name)) for name in ("hidden_states", "residual")]
-_RETURN = m.SimpleStatementLine([m.Return(m.Call(func=m.Name("IntermediateTensors"), args=[m.Arg(m.Dict(_BOTH))]))])
+# What index-relay adds to them does not matter here.
+_DICT = m.Dict([*_BOTH, m.ZeroOrMore(m.StarredDictElement())])
+_RETURN = m.SimpleStatementLine([m.Return(m.Call(func=m.Name("IntermediateTensors"), args=[m.Arg(_DICT)]))])
 _HELPER = "_summed_over_tp"
 _SUMMED = m.SimpleStatementLine([m.Assign(value=m.Call(func=m.Name(_HELPER)))])
 _SOURCE = f'''\
@@ -36,7 +38,7 @@ def _sends(body: cst.BaseSuite) -> bool:
     return m.matches(body, m.IndentedBlock([m.ZeroOrMore(), _RETURN]))
 
 
-def _summed(node: cst.If) -> cst.If:
+def _summed(node: cst.If, function: cst.FunctionDef) -> cst.If:
     mend = cst.parse_statement(f"hidden_states, residual = {_HELPER}(hidden_states, residual)  # {MARK}\n")
     return node.with_changes(body=node.body.with_changes(body=[*node.body.body[:-1], mend, node.body.body[-1]]))
 

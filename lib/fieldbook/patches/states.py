@@ -1,0 +1,145 @@
+"""What is the matter in one vLLM tree: the state of every defect, found by structure."""
+
+import contextlib
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from .. import files, memory
+from ..errors import GateFailed
+from ..params import Params
+from . import site, store
+from .catalogue import CATALOGUE, MENDED, OBSERVED, defect_of
+from .site import Defect
+
+
+@dataclass(frozen=True)
+class Status:
+    """One defect in one vLLM tree. state: present, patched (by Fieldbook), edited (patched, and changed by someone since), fixed (upstream),
+    does not apply (the code is not in this release), not recognised. file, line, symbol: the first site that is not mended, else the first there is."""
+
+    id: str
+    title: str
+    state: str
+    file: str
+    line: int | None
+    symbol: str
+    met_by_this_box: bool
+    sha256: str | None
+    effect: str = ""
+    reports: tuple[str, ...] = ()
+    upstream: tuple[str, ...] = ()
+    mendable: bool = True
+    blocks: bool = True
+    sites: tuple[dict, ...] = ()
+
+
+def read(tree: Path, path: str) -> bytes | None:
+    return (tree / path).read_bytes() if (tree / path).is_file() else None
+
+
+def _site_states(tree: Path, defect: Defect) -> list[str]:
+    """State of each site. Sites of one file belong together: where only some of them are mended, someone else has begun to, and none is recognised."""
+    found = []
+    for one in defect.sites:
+        text = read(tree, one.file)
+        found.append(site.state(one, site.parse(text) if text is not None else None, there=text is not None))
+    for path in {one.file for one in defect.sites}:
+        own = [i for i, one in enumerate(defect.sites) if one.file == path]
+        if {"present", "mended"} <= {found[i] for i in own}:
+            found = ["not recognised" if i in own else state for i, state in enumerate(found)]
+    return found
+
+
+def _combined(states: list[str]) -> str:
+    """State of a defect from those of its sites: one that is present makes it so, one that is not recognised makes it unknown."""
+    for worst in ("not recognised", "present", "mended"):
+        if worst in states:
+            return worst
+    return "does not apply"
+
+
+def _state(tree: Path, defect: Defect, manifest: store.Manifest) -> tuple[str, list[str]]:
+    states = _site_states(tree, defect)
+    found = _combined(states)
+    if found != "mended":
+        return found, states
+    own = [one.file for one, state in zip(defect.sites, states, strict=True) if state == "mended" and one.file in manifest.patched]
+    if defect.id not in manifest.active or not own:
+        return "fixed", states
+    changed = [path for path in own if files.sha256_of(tree / path) != manifest.patched[path]]
+    return ("edited" if changed else "patched"), states
+
+
+def status(tree: Path, params: Params | None = None) -> list[Status]:
+    """Every defect of the catalogue in this tree, then those that are only looked for; with params, whether that box and model would meet it."""
+    manifest = _settled(tree)
+    spec = memory.model_spec(params.model.name) if params is not None else None
+    rows = []
+    for defect in CATALOGUE.values():
+        state, states = _state(tree, defect, manifest)
+        told = [(one, its) for one, its in zip(defect.sites, states, strict=True) if its != "does not apply"] or [(defect.sites[0], "does not apply")]
+        first = next((one for one, its in told if its != "mended"), told[0][0])
+        text = read(tree, first.file)
+        sites = tuple(
+            {"file": one.file, "symbol": one.symbol, "state": its, "line": site.line_of(one.symbol, read(tree, one.file) or b"")}
+            for one, its in zip(defect.sites, states, strict=True)
+        )
+        rows.append(
+            Status(
+                id=defect.id,
+                title=defect.title,
+                state=state,
+                file=first.file,
+                line=site.line_of(first.symbol, text) if text is not None else None,
+                symbol=first.symbol,
+                met_by_this_box=params is not None and bool(defect.met_by(params, spec)),
+                sha256=store.sha256(text) if text is not None else None,
+                effect=defect.effect,
+                reports=defect.reports,
+                upstream=defect.upstream,
+                blocks=defect.blocks,
+                sites=sites,
+            )
+        )
+    return rows + [_observed(tree, defect, params, spec) for defect in OBSERVED.values()]
+
+
+def _observed(tree: Path, defect: Defect, params: Params | None, spec) -> Status:
+    def read_text(path: str) -> str | None:
+        text = read(tree, path)
+        return None if text is None else text.decode(errors="replace")
+
+    state, file, symbol = defect.look(read_text)
+    text = read_text(file)
+    line = site.line_of(symbol, text.encode()) if text is not None else None
+    met = params is not None and bool(defect.met_by(params, spec))
+    sha = store.sha256(text.encode()) if text is not None else None
+    return Status(defect.id, defect.title, state, file, line, symbol, met, sha, defect.effect, defect.reports, defect.upstream, False, defect.blocks)
+
+
+def state_of(tree: Path, defect_id: str) -> str:
+    """State of one defect of the catalogue."""
+    return _state(tree, defect_of(defect_id), _settled(tree))[0]
+
+
+def _settled(tree: Path) -> store.Manifest:
+    """The manifest after a change that was cut off is finished. What cannot be finished here is told by the next apply or revert."""
+    if store.load(tree).pending is not None:
+        with contextlib.suppress(GateFailed), store.locked(tree):
+            store.recover(tree)
+    return store.load(tree)
+
+
+def as_rows(rows: list[Status]) -> list[dict]:
+    """Status rows as plain dictionaries, for receipts and JSON."""
+    return [asdict(row) for row in rows]
+
+
+def unmended(rows: list[dict]) -> list[str]:
+    """Ids of the defects among status rows that the box meets, that are not mended, and that it must not be served with."""
+    return [row["id"] for row in rows if row["met_by_this_box"] and row.get("blocks", True) and row["state"] not in MENDED]
+
+
+def to_mend(rows: list[dict]) -> list[str]:
+    """Ids of the defects among status rows that the box meets and that can be mended, or are."""
+    return [row["id"] for row in rows if row["met_by_this_box"] and row.get("mendable", True) and row["state"] in ("present", "patched")]
