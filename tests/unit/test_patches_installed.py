@@ -3,11 +3,13 @@
 import ast
 import collections
 import difflib
+import functools
 import importlib.util
 import json
 import random
 import shutil
 import sys
+import textwrap
 import types
 from pathlib import Path
 
@@ -15,13 +17,14 @@ import libcst as cst
 import pytest
 from conftest import ROOT
 
-from fieldbook import params, patches
+from fieldbook import kv, memory, params, patches
 from fieldbook.errors import GateFailed
 from fieldbook.patches import site, store
 
 SITES = [(name, one) for name, defect in patches.CATALOGUE.items() for one in defect.sites]
 
 
+@functools.cache
 def installed() -> Path:
     found = importlib.util.find_spec("vllm")
     if found is None or not found.submodule_search_locations:
@@ -266,8 +269,8 @@ def test_five_hundred_edits_by_others(stock, path):
 # --- what the edited functions do
 
 
-def predicate(partition, monkeypatch):
-    """The helper that the containment patch adds, with the installed release's get_pp_indices under a partition of the environment."""
+def with_vllm(monkeypatch, partition=None, rank=0, stages=1, **more):
+    """Modules that the helpers import: the installed release's own get_pp_indices under a partition of the environment, and this stage of a pipeline."""
     source = (installed() / "distributed" / "utils.py").read_text()
     function = next(n for n in ast.parse(source).body if isinstance(n, ast.FunctionDef) and n.name == "get_pp_indices")
     names = {
@@ -275,12 +278,25 @@ def predicate(partition, monkeypatch):
         "logger": types.SimpleNamespace(info=lambda *a: None, warning=lambda *a: None),
     }
     exec(compile(ast.Module([function], []), "get_pp_indices", "exec"), names)
-    for name in ("vllm", "vllm.distributed", "vllm.distributed.utils"):
+    for name in ("vllm", "vllm.distributed", "vllm.distributed.utils", "vllm.config"):
         monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
     sys.modules["vllm.distributed.utils"].get_pp_indices = names["get_pp_indices"]
+    sys.modules["vllm.distributed"].get_pp_group = lambda: types.SimpleNamespace(rank_in_group=rank, world_size=stages)
+    sys.modules["vllm.config"].get_current_vllm_config = lambda: types.SimpleNamespace(**more)
+    return names["get_pp_indices"]
+
+
+def helpers(defect_id, file=None):
+    """The functions that a patch adds to a file, its first by default."""
     mine: dict = {}
-    exec(patches.CATALOGUE["ple-containment"].sites[0].helper, mine)
-    return mine["_ple_in_first_stage"]
+    exec(next(one.helper for one in patches.CATALOGUE[defect_id].sites if one.helper and file in (None, one.file)), mine)
+    return mine
+
+
+def predicate(partition, monkeypatch):
+    """The helper that the containment patch adds."""
+    with_vllm(monkeypatch, partition)
+    return helpers("ple-containment")["_ple_in_first_stage"]
 
 
 # 48 layers on three stages end at 16: the first report's cases. An id counts from 1, so 0 is no layer and 16 is the last one of the stage.
@@ -291,6 +307,116 @@ def predicate(partition, monkeypatch):
 def test_the_predicate_with_the_installed_releases_own_split(ids, partition, contained, monkeypatch):
     config = types.SimpleNamespace(num_hidden_layers=48, ple_layer_ids=ids)
     assert predicate(partition, monkeypatch)(config, 3) is contained
+
+
+# GLM-5.2 and 5.3: 78 layers, of which 0, 1, 2 and every fourth from 6 on compute their own indices.
+GLM = types.SimpleNamespace(num_hidden_layers=78, index_topk=2048, index_topk_freq=4, index_skip_topk_offset=3)
+FLIPS = {
+    "39,39": ([39, 40, 41],), "41,37": ([41],), "40,38": ([40, 41],), "42,36": ([],), "45,33": ([45],), "26,26,26": ([], [52, 53]),
+    "19,20,20,19": ([19, 20, 21], [39, 40, 41], [59, 60, 61]), "20,20,20,18": ([20, 21], [40, 41], [60, 61]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("partition", FLIPS)
+def test_which_layers_have_to_compute_their_own_at_each_stage(partition, monkeypatch):
+    """What vLLM's own split and rule make of the second report's partitions, and of others; the planner counts the same."""
+    split = [int(part) for part in partition.split(",")]
+    found = []
+    for rank in range(len(split)):
+        with_vllm(monkeypatch, partition, rank, len(split))
+        first = helpers("index-flip")["_shares_before_an_owner"]
+        found.append([layer for layer in range(79) if first(GLM, layer)])
+    assert found == [[], *FLIPS[partition]]
+    spec = memory.model_spec("glm-5.3")
+    assert [list(stage) for stage in kv.flipped_layers(spec, split)] == found
+    # A relay is needed over just those boundaries.
+    starts = [sum(split[:rank]) for rank in range(1, len(split))]
+    reads = helpers("index-relay")["_reads_earlier_topk"]
+    assert [reads(GLM, start) for start in starts] == [bool(stage) for stage in FLIPS[partition]]
+
+
+def test_the_rule_that_the_helpers_hold_is_the_installed_one(stock):
+    """Layer by layer against the statements of the installed attention code, for frequencies, offsets and patterns."""
+    module = site.parse(stock["models/deepseek_v32/attention.py"])
+    function = site.function_of(module, "DeepseekV32Attention.__init__")
+    rule = next(node for node in function.body.body if cst.Module([]).code_for_node(node).lstrip().startswith("if index_topk_pattern is None"))
+    code = compile(textwrap.dedent(cst.Module([]).code_for_node(rule)), "rule", "exec")
+    use = helpers("index-relay")["_topk_use"]
+    for freq, offset, pattern in [(1, 2, None), (4, 3, None), (4, 2, None), (3, 0, None), (2, 5, None), (4, 3, "FFSSFS"), (1, 2, "SSF")]:
+        config = types.SimpleNamespace(index_topk=8, index_topk_freq=freq, index_skip_topk_offset=offset, index_topk_pattern=pattern)
+        for layer in range(12):
+            names = {"layer_id": layer, "index_topk_freq": freq, "index_skip_topk_offset": offset, "index_topk_pattern": pattern}
+            exec(code, names)
+            assert use(config, layer) == ("shares" if names["skip_topk"] else "owns")
+    # What the config leaves out, and a model without such layers.
+    assert [use(types.SimpleNamespace(index_topk=8), layer) for layer in range(9)] == ["owns"] * 9 and use(types.SimpleNamespace(), 5) == ""
+
+
+def stage(start, end, relayed=False, indexer_at=()):
+    """A model of GLM-5.3's config as its stage is built, with indexers where it says."""
+    layers = [types.SimpleNamespace(modules=lambda at=at: [types.SimpleNamespace(indexer=object() if at in indexer_at else None)]) for at in range(78)]
+    model = types.SimpleNamespace(config=GLM, start_layer=start, end_layer=end, layers=layers)
+    if relayed:
+        model.fieldbook_takes_topk = object()
+    return model
+
+
+def test_the_guard_refuses_only_what_answers_wrong():
+    guard = helpers("index-guard")["_refuse_cut_topk_indices"]
+    for start, end, more in [(0, 39, {}), (42, 78, {}), (38, 78, {}), (39, 78, {"relayed": True}), (41, 78, {"indexer_at": [41]})]:
+        guard(stage(start, end, **more))
+    between = "before layer 38 or before layer 42"
+    for start, end, near in [(39, 78, between), (41, 78, between), (75, 78, "before layer 74 instead")]:
+        with pytest.raises(RuntimeError, match=f"begins with layer {start}, which reads.*{near}"):
+            guard(stage(start, end, indexer_at=[42, 74]))
+
+
+def test_a_flip_without_weights_is_refused_by_the_patched_code_itself(monkeypatch, tmp_path):
+    named = tmp_path / "model.safetensors.index.json"
+    for layers, load_format, allowed in [((41,), "auto", True), ((42, 4), "auto", False), (None, "auto", False), (None, "dummy", True)]:
+        named.unlink(missing_ok=True)
+        if layers is not None:
+            named.write_text(json.dumps({"weight_map": {f"model.layers.{layer}.self_attn.indexer.wk.weight": "a" for layer in layers}}))
+        model = types.SimpleNamespace(model=str(tmp_path), revision=None)
+        with_vllm(monkeypatch, "41,37", 1, 2, model_config=model, load_config=types.SimpleNamespace(load_format=load_format))
+        own = helpers("index-flip")["_computes_own_topk"]
+        assert own(GLM, 42) is False and own(GLM, 43) is False and own(GLM, 78) is False
+        if allowed:
+            assert own(GLM, 41) is True
+        else:
+            with pytest.raises(RuntimeError, match="layer 41 has to compute its own .* not known to have indexer weights"):
+                own(GLM, 41)
+
+
+def test_weights_of_indexers_that_are_not_there_are_dropped():
+    drops = helpers("index-flip", "models/deepseek_v32/nvidia/model.py")["_has_no_indexer"]
+    there = {"layers.6.self_attn.indexer.wk_weights_proj.weight": 0, "layers.7.self_attn.o_proj.weight": 0}
+    asked = ["layers.6.self_attn.indexer.wk.weight", "layers.7.self_attn.indexer.wk.weight", "layers.7.self_attn.o_proj.weight"]
+    assert [drops(name, there) for name in asked] == [False, True, False]
+
+
+def test_a_flip_is_only_applied_for_a_box_whose_checkpoint_has_the_weights(tree, stock, flipped_box, command):
+    glm = ROOT / "params" / "a100-x8-glm53.yml"
+    status, out, err = command("patches", "apply", "--tree", tree, "--id", "index-flip")
+    assert (status, out) == (1, "") and "give --params FILE" in err and len(err.splitlines()) == 1
+    status, out, err = command("patches", "apply", "--tree", tree, "--id", "index-flip", "--params", glm)
+    assert (status, out) == (1, "") and "indexer weights for layer 41 are not known to be in the checkpoint" in err and len(err.splitlines()) == 1
+    status, out, err = command("patches", "apply", "--tree", tree, "--id", "index-flip", "--params", ROOT / "params" / "cmp170hx-x3.yml")
+    assert (status, out) == (1, "") and "share no top-k indices" in err
+    assert texts(tree, stock) == stock
+    assert patches.apply(tree, "index-flip", flipped_box) == "patched"
+
+
+def test_a_mend_that_someone_else_began_is_not_recognised(tree):
+    """The indices are sent already, by a key of other code, and nothing takes them."""
+    file = tree / "models/deepseek_v32/nvidia/model.py"
+    sent = '{"hidden_states": hidden_states, "residual": residual}'
+    assert sent in file.read_text()
+    file.write_text(file.read_text().replace(sent, sent.replace("}", ', "topk": self.topk_indices_buffer}')))
+    before = file.read_bytes()
+    with pytest.raises(patches.NotRecognised, match="index-relay"):
+        patches.apply(tree, "index-relay")
+    assert file.read_bytes() == before
 
 
 def test_which_boxes_meet_which():
