@@ -47,10 +47,11 @@ def main(run_dir: Path, new_box: str) -> None:
     samples = bench.read_samples(run_dir / "samples.jsonl")
     files.write_whole(report_dir / "samples.jsonl", "".join(s.model_dump_json() + "\n" for s in samples))
     files.write_json(report_dir / "probes.json", last.data["measured_probes"])
-    # The inner rows stay as recorded; the diff is that of the tree which was patched.
-    diff = {row["id"]: patches.diff(patches.vllm_tree(), row["id"]) for row in fourth.data["before"]}
-    proof = [{key: value for key, value in row.items() if key != "defect"} for row in fourth.data["measured_proof"]]
-    files.write_json(report_dir / "patches.json", {"status": fourth.data["before"], "diff": diff, "proof": proof, "after": fourth.data["after"]})
+    # The diff is that of the tree which was patched; where the modules lay is the machine's own affair.
+    mended = patches.to_mend(fourth.data["before"])
+    live = [{key: value for key, value in row.items() if key != "path"} for row in fourth.data["measured_live"]]
+    states = {"status": fourth.data["before"], "diff": patches.diff(patches.vllm_tree(), *mended), "proof": fourth.data["measured_proof"]}
+    files.write_json(report_dir / "patches.json", {**states, "live": live, "after": fourth.data["after"]})
 
     params = first.params
     params["box"] = {"name": new_box, "kind": "recorded", "note": f"a run of {first.box} on {first.started_at[:10]}, replayed without a server"}

@@ -247,9 +247,10 @@ def run_patches(arguments) -> int:
     box = params.load(arguments.params) if arguments.params else None
     if arguments.action == "status":
         rows = patches.as_rows(patches.status(tree, box))
-        shown = [{key: value for key, value in row.items() if box or key != "met by this box"} for row in tables.defects(rows)]
-        text = terminal.text_table(shown)
-        _print(arguments, {"vllm": patches.release(tree), "defects": rows}, f"vLLM {patches.release(tree) or 'of unknown release'}\n{text}")
+        text = terminal.text_table(tables.defects_narrow(rows, with_box=box is not None))
+        harm = "\n".join(f"{row['id']}: {row['effect']}" for row in rows if row["state"] not in patches.MENDED and (row["met_by_this_box"] or box is None))
+        told = f"vLLM {patches.release(tree) or 'of unknown release'}\n{text}\n\n{harm or 'this box meets none that is open'}"
+        _print(arguments, {"vllm": patches.release(tree), "defects": rows}, told)
         return 0
     if not arguments.id and box is None:
         raise BadInput(f"patches {arguments.action}: name a patch with --id, or a box with --params; the catalogue has {', '.join(patches.CATALOGUE)}")

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from . import bench, bootlog, models, patches, paths, server
+from . import bench, bootlog, models, paths, server
 from .bench import Sample
 from .bootlog import BootLog
 from .errors import BadInput, GateFailed
@@ -142,66 +142,6 @@ def probe_problems(answer: dict[str, Any], most_tokens: int) -> list[str]:
     if len(words) >= 8 and len(set(words)) <= 2:
         problems.append("one word over and over")
     return problems
-
-
-def recorded_patches(station: Station) -> dict[str, Any]:
-    """Patch states, diff and proof as they were recorded."""
-    return json.loads(recorded_file(station, "patches.json").read_text())
-
-
-def prove_patch(station: Station, defect_id: str, arm: Parallel, layers_per_stage: tuple[int, ...]) -> list[dict[str, Any]]:
-    """Stock code and mended code, each booted and asked once: what happened in each.
-
-    The tree is stock while the first server runs and mended when this returns. Raises GateFailed when the mended server does not answer.
-    """
-    if not station.live:
-        return recorded_patches(station)["proof"]
-    tree, rows = patches.vllm_tree(), []
-    prompt, most = station.params.probes.prompts[0], station.params.probes.output_tokens
-    if patches.state_of(tree, defect_id) == "patched":
-        patches.revert(tree, defect_id)
-    for code in ("stock", "mended"):
-        if code == "mended":
-            patches.apply(tree, defect_id)
-        started = boot(station, f"{code}-{defect_id}", arm, layers_per_stage)
-        station.progress(f"{code} server: first request")
-        try:
-            with station.clock("probes"):
-                answer = server.complete(started.state, prompt, most)
-            row = {"code": code, "boots": True, "answers": True, "evidence": answer["text"].strip()}
-        except GateFailed:
-            row = {"code": code, "boots": True, "answers": False, "evidence": bootlog.root_error(server.log_text(started.state)) or "no exception in the log"}
-        finally:
-            server.stop(started.state_file)
-        rows.append(row)
-    station.progress("")
-    if not rows[0]["answers"] and rows[0]["evidence"] != patches.CATALOGUE[defect_id].symptom:
-        raise GateFailed(f"{defect_id}: the stock server died of something else ({rows[0]['evidence']}), which proves nothing; run 04 again")
-    if not rows[1]["answers"]:
-        raise GateFailed(f"{defect_id}: the mended server still fails: {rows[1]['evidence']}")
-    return rows
-
-
-def patch_states(station: Station) -> list[dict[str, Any]]:
-    """States of the known defects in the vLLM installed here; for a recorded box as they were before its patches."""
-    return patches.as_rows(patches.status(patches.vllm_tree(), station.params)) if station.live else recorded_patches(station)["status"]
-
-
-def patch_states_after(station: Station) -> list[dict[str, Any]]:
-    """The same after patching."""
-    return patch_states(station) if station.live else recorded_patches(station)["after"]
-
-
-def to_mend(rows: list[dict[str, Any]], station: Station) -> list[str]:
-    """Defects that this box meets and that Fieldbook mends, where the params ask for it."""
-    if station.params.engine.patches != "needed":
-        return []
-    return patches.to_mend(rows)
-
-
-def patch_diff(station: Station, defect_id: str) -> str:
-    """Unified diff of one mend."""
-    return patches.diff(patches.vllm_tree(), defect_id) if station.live else recorded_patches(station)["diff"][defect_id]
 
 
 def ceilings_tok_s(inventory_receipt: Receipt) -> dict[str, float]:

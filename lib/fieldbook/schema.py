@@ -60,6 +60,7 @@ class Engine(Section):
     vllm_release: str = Field("0.30", pattern=r"^0\.\d+(\.\d+)?$", description="release whose arithmetic is used, e.g. 0.30")
     gpu_memory_utilization: float = Field(0.9, gt=0, le=1, description="share of each GPU's memory that vLLM may use")
     omp_threads_per_rank: Positive | None = Field(None, description="OpenMP threads of each CPU rank")
+    python: str = Field("", description="Python of the environment that vLLM is installed in; empty: this one")
     patches: Literal["needed", "none"] = Field("needed", description="needed: mend the known defects that this box would meet")
 
 

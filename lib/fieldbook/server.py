@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from . import bootlog, files, paths, processes
+from . import bootlog, files, live, paths, processes
 from .errors import BadInput, GateFailed
 from .schema import Baseline, Parallel, Params, is_secret, without_secrets
 
@@ -54,7 +54,7 @@ def command_line(params: Params, arm: Parallel | Baseline, layers_per_stage: tup
     The `vllm` script is not used because it looks its version up under the distribution name vllm, which the CPU build does not have.
     """
     engine = params.engine
-    argv = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
+    argv = [engine.python or sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
     argv += ["--model", str(weights_dir(params)), "--served-model-name", params.model.name]
     argv += ["--host", HOST, "--port", str(port)]
     argv += ["--dtype", engine.dtype, "--max-model-len", str(engine.max_model_len)]
@@ -207,6 +207,14 @@ def complete(state: dict[str, Any], prompt: str, max_tokens: int, timeout_s: flo
         "prompt_tokens": usage["prompt_tokens"],
         "completion_tokens": usage["completion_tokens"],
     }
+
+
+def running_code(state: dict[str, Any], places: list[tuple[str, str]], ranks: int) -> list[live.Answer]:
+    """What each rank of a running server, and its engine, say about these (file, symbol) of vLLM. Raises GateFailed as live.ask does."""
+    try:
+        return live.ask(Path(state["live"]), places, ranks)
+    except GateFailed as error:
+        raise GateFailed(f"server {state['name']}: {error}") from None
 
 
 def stop(state_file: Path) -> dict[str, Any]:

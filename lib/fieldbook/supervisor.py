@@ -14,7 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from . import files, processes
+from . import files, live, processes
 
 POLL_S = 0.5
 
@@ -29,12 +29,15 @@ def main(state_file: Path) -> None:
     processes.adopt_orphans()
     # vLLM leaves sockets and rendezvous files in its temporary folder, so it gets one of its own.
     scratch = tempfile.mkdtemp(prefix="fieldbook-server-")
+    environment = {**os.environ, "TMPDIR": scratch, **state["env"]}
+    # It goes with the folder, and answers only when it is asked.
+    environment |= live.plant(Path(scratch) / "live", environment)
     try:
         with open(state["log"], "ab") as log:
             # A session of its own makes every descendant findable; die_with_parent covers a killed supervisor.
             server = subprocess.Popen(
                 state["argv"],
-                env={**os.environ, "TMPDIR": scratch, **state["env"]},
+                env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -44,12 +47,12 @@ def main(state_file: Path) -> None:
     except OSError as error:
         state.update(status="ended", server=None, returncode=None, reason=f"it cannot be started: {error}")
         files.write_json(state_file, state)
-        os.rmdir(scratch)
+        shutil.rmtree(scratch, ignore_errors=True)
         return
     leader = processes.identify(server.pid) or processes.ProcessId(server.pid, 0)
     own = processes.identify(os.getpid())
     _guard(own, leader, scratch)
-    state.update(status="running", server=str(leader), supervisor=str(own), returncode=None, reason=None)
+    state.update(status="running", server=str(leader), supervisor=str(own), returncode=None, reason=None, live=str(Path(scratch) / "live"))
     files.write_json(state_file, state)
 
     reason, shared = None, set()

@@ -233,14 +233,55 @@ def layouts(arms: list[tuple[Parallel | Baseline, tuple[int, ...], Pool]]) -> Ro
 
 
 def defects(rows: Rows) -> Rows:
-    """State of each known defect."""
+    """State of each known defect, with its number in the field reports where it has one."""
     return [
         {
             "defect": r["id"],
-            "what it does": r["title"],
+            "report": ", ".join(r["reports"]) or None,
             "state": r["state"],
+            "what it does to you": r["effect"],
             "where": f"{r['file']}:{r['line']}" if r["line"] else r["file"],
             "met by this box": r["met_by_this_box"],
+        }
+        for r in rows
+    ]
+
+
+def defects_narrow(rows: Rows, with_box: bool) -> Rows:
+    """The same for a terminal: the place by file, line and function; what a defect does stands below the table."""
+    places = {r["id"]: r["symbol"] for r in rows}
+    left_out = ("what it does to you", "met by this box")
+    told = [({key: value for key, value in row.items() if key not in left_out}, row["met by this box"]) for row in defects(rows)]
+    return [{**row, "function": places[row["defect"]], **({"met by this box": met} if with_box else {})} for row, met in told]
+
+
+def defects_met(rows: Rows) -> Rows:
+    """What each of these defects is, in which function, what there is against it, and until when."""
+    return [
+        {
+            "defect": r["id"],
+            "what it is": r["title"],
+            "function": r["symbol"],
+            "upstream": ", ".join(r["upstream"]) or None,
+            "against it": "nothing needed" if r["state"] in ("fixed", "does not apply") else "a patch" if r["mendable"] else "a release in which it is fixed",
+            "until": r["drop_when"],
+        }
+        for r in rows
+    ]
+
+
+def live_code(rows: Rows) -> Rows:
+    """Which file each rank imported a patched function from; hashes cut for reading, whole in the receipt."""
+    return [
+        {
+            "patch": r["id"],
+            "rank": r["rank"],
+            "stage": r["pp_rank"],
+            "file": r["file"],
+            "function": r["symbol"],
+            "sha256": (r["sha256"] or "")[:12] or None,
+            "runner": ", ".join(name.rpartition(".")[2] for name in r["runners"]) or None,
+            "runs": r["wrong"] or "the mend",
         }
         for r in rows
     ]

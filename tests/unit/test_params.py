@@ -34,7 +34,7 @@ def test_the_default_box_resolves_with_its_defaults():
     loaded = params.load(ROOT / "params" / "cpu-smollm2.yml")
     assert loaded.engine.model_dump() == {
         "device": "cpu", "dtype": "float32", "kv_cache_dtype": "auto", "max_model_len": 2048, "max_num_seqs": 8, "max_num_batched_tokens": 2048,
-        "enforce_eager": True, "kv_cache_gib_per_rank": 1, "gpu_memory_utilization": 0.9, "omp_threads_per_rank": 1, "patches": "needed",
+        "enforce_eager": True, "kv_cache_gib_per_rank": 1, "gpu_memory_utilization": 0.9, "omp_threads_per_rank": 1, "patches": "needed", "python": "",
         "block_size_tokens": None, "available_kv_gib": [], "prefix_caching": True, "draft_tokens": 0, "other_boots": [], "vllm_release": "0.30",
     }  # fmt: skip
     assert loaded.parallel.model_dump() == {

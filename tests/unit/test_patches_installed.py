@@ -5,9 +5,12 @@ import collections
 import difflib
 import functools
 import importlib.util
+import itertools
 import json
+import os
 import random
 import shutil
+import signal
 import sys
 import textwrap
 import types
@@ -17,9 +20,9 @@ import libcst as cst
 import pytest
 from conftest import ROOT
 
-from fieldbook import kv, memory, params, patches
+from fieldbook import files, kv, memory, params, patches
 from fieldbook.errors import GateFailed
-from fieldbook.patches import site, store
+from fieldbook.patches import editing, site, store
 
 SITES = [(name, one) for name, defect in patches.CATALOGUE.items() for one in defect.sites]
 
@@ -83,7 +86,7 @@ def test_looking_at_an_installation_takes_two_seconds_and_neither_torch_nor_vllm
     )
     done = subprocess.run([sys.executable, "-c", code, str(installed())], capture_output=True, text=True, check=True)
     seconds, rest = done.stdout.split(" ", 1)
-    assert rest.strip() == f"set() {len(patches.CATALOGUE) + len(patches.OBSERVED)}" and float(seconds) < 4, done.stdout
+    assert rest.strip() == f"set() {len(patches.CATALOGUE) + len(patches.OBSERVED)}" and float(seconds) < 2, done.stdout
 
 
 @pytest.mark.parametrize("defect_id", patches.CATALOGUE)
@@ -155,6 +158,63 @@ def test_a_bundle_is_written_whole_or_not_at_all(tree, stock):
         with pytest.raises(GateFailed, match="mtp-stage: .* is not recognised; nothing was changed"):
             patches.apply(tree, name)
     assert texts(tree, stock) == before and not store.load(tree).active
+
+
+def cut_off(steps: int, action, *arguments) -> bool:
+    """Run an action in a fork that kills itself before the given write, or before the rename of it; whether it came through."""
+    child = os.fork()
+    if child:
+        return os.waitpid(child, 0)[1] == 0
+    left, replace, mkstemp = steps, os.replace, files.tempfile.mkstemp
+
+    def step(real):
+        def counted(*given, **more):
+            nonlocal left
+            if left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            left -= 1
+            return real(*given, **more)
+
+        return counted
+
+    os.replace, files.tempfile.mkstemp = step(replace), step(mkstemp)
+    action(*arguments)
+    os._exit(0)
+
+
+@pytest.mark.parametrize(("defect_id", "writes"), [("kv-ghost", 20), ("index-relay", 17)])
+def test_a_bundle_killed_at_every_write_ends_whole(tmp_path, tree, stock, defect_id, writes, monkeypatch):
+    """All its files or none, after a kill before any write and between any temporary file and its rename, both ways."""
+    # The stock files are the same in every turn, so what is to be written is worked out once.
+    planned, known = editing._planned, {}
+
+    def once(tree, active, manifest):
+        if active not in known:
+            known[active] = planned(tree, active, manifest)
+        return known[active]
+
+    monkeypatch.setattr(editing, "_planned", once)
+    shutil.copytree(tree, tmp_path / "mended" / "vllm")
+    patches.apply(tmp_path / "mended" / "vllm", defect_id)
+    mended = texts(tmp_path / "mended" / "vllm", stock)
+    for action, start, ends in ((patches.apply, tree, "patched"), (patches.revert, tmp_path / "mended" / "vllm", "present")):
+        for steps in itertools.count():
+            copy = tmp_path / f"{action.__name__}-{steps}" / "vllm"
+            shutil.copytree(start, copy)
+            if action is patches.revert:
+                shutil.copytree(store.keep_dir(start), store.keep_dir(copy))
+            through = cut_off(steps, action, copy, defect_id)
+            state, found = patches.state_of(copy, defect_id), texts(copy, stock)
+            assert (state, found) in (("present", stock), ("patched", mended)), steps
+            assert not through or state == ends
+            assert store.load(copy).pending is None and not list(copy.rglob(".*.py.*"))
+            # The next call goes on from there.
+            assert action(copy, defect_id) == ends and texts(copy, stock) == (mended if ends == "patched" else stock)
+            shutil.rmtree(copy.parent)
+            if through:
+                break
+        # Originals, staged files, the manifest, the files themselves and the manifest again; two steps each.
+        assert steps == 2 * writes
 
 
 # --- whatever was done to the files
@@ -253,6 +313,8 @@ def test_five_hundred_edits_by_others(stock, path):
             if turn % 10 != 1:
                 continue
         one = own[at]
+        # Parsed in part or as a whole, it is the same.
+        assert turn % 10 > 1 or site.state_in(one, text.encode()) == site.state(one, module), text
         if site.state(one, module) != "present":
             refused[at] += site.state(one, module) == "not recognised"
             continue

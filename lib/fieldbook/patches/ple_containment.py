@@ -40,11 +40,31 @@ def _is_plain(test: cst.BaseExpression) -> bool:
 _GUARD = m.MatchIfTrue(_raises_ple)
 
 
+_MORE = '" A pipeline whose first stage holds all of ple_layer_ids is fine: give it more layers with VLLM_PP_LAYER_PARTITION."'
+
+
+def _with_more(words: cst.BaseString) -> cst.ConcatenatedString:
+    """Words in several literals have the next one on their right."""
+    if isinstance(words, cst.ConcatenatedString):
+        return words.with_changes(right=_with_more(words.right))
+    return cst.ConcatenatedString(words, cst.SimpleString(_MORE), whitespace_between=cst.SimpleWhitespace(" "))
+
+
+class _SayMore(cst.CSTTransformer):
+    """Adds to the refusal what would be right now. The stock words come first, since they are what people search for."""
+
+    def leave_Raise(self, original_node: cst.Raise, updated_node: cst.Raise) -> cst.Raise:
+        if not m.matches(updated_node.exc, m.Call(args=[m.Arg(m.SimpleString() | m.ConcatenatedString())])):
+            return updated_node
+        words = updated_node.exc.args[0]
+        return updated_node.with_changes(exc=updated_node.exc.with_changes(args=[words.with_changes(value=_with_more(words.value))]))
+
+
 def _site(file: str, symbol: str, config: str, requires: m.BaseMatcherNode) -> Site:
     def contained(node: cst.If, function: cst.FunctionDef) -> cst.If:
         sizes = m.findall(node.test, m.Attribute(attr=m.Name("pipeline_parallel_size")))
         called = cst.parse_expression(f"not {_HELPER}({config}, {cst.Module([]).code_for_node(sizes[0])})")
-        return node.with_changes(test=cst.BooleanOperation(left=node.test, operator=cst.And(), right=called))
+        return node.with_changes(test=cst.BooleanOperation(left=node.test, operator=cst.And(), right=called), body=node.body.visit(_SayMore()))
 
     return Site(
         file,

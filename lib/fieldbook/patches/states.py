@@ -26,6 +26,7 @@ class Status:
     met_by_this_box: bool
     sha256: str | None
     effect: str = ""
+    drop_when: str = ""
     reports: tuple[str, ...] = ()
     upstream: tuple[str, ...] = ()
     mendable: bool = True
@@ -39,10 +40,7 @@ def read(tree: Path, path: str) -> bytes | None:
 
 def _site_states(tree: Path, defect: Defect) -> list[str]:
     """State of each site. Sites of one file belong together: where only some of them are mended, someone else has begun to, and none is recognised."""
-    found = []
-    for one in defect.sites:
-        text = read(tree, one.file)
-        found.append(site.state(one, site.parse(text) if text is not None else None, there=text is not None))
+    found = [site.state_in(one, read(tree, one.file)) for one in defect.sites]
     for path in {one.file for one in defect.sites}:
         own = [i for i, one in enumerate(defect.sites) if one.file == path]
         if {"present", "mended"} <= {found[i] for i in own}:
@@ -95,6 +93,7 @@ def status(tree: Path, params: Params | None = None) -> list[Status]:
                 met_by_this_box=params is not None and bool(defect.met_by(params, spec)),
                 sha256=store.sha256(text) if text is not None else None,
                 effect=defect.effect,
+                drop_when=defect.drop_when,
                 reports=defect.reports,
                 upstream=defect.upstream,
                 blocks=defect.blocks,
@@ -114,7 +113,8 @@ def _observed(tree: Path, defect: Defect, params: Params | None, spec) -> Status
     line = site.line_of(symbol, text.encode()) if text is not None else None
     met = params is not None and bool(defect.met_by(params, spec))
     sha = store.sha256(text.encode()) if text is not None else None
-    return Status(defect.id, defect.title, state, file, line, symbol, met, sha, defect.effect, defect.reports, defect.upstream, False, defect.blocks)
+    told = {"effect": defect.effect, "drop_when": defect.drop_when, "reports": defect.reports, "upstream": defect.upstream, "blocks": defect.blocks}
+    return Status(defect.id, defect.title, state, file, line, symbol, met, sha, mendable=False, **told)
 
 
 def state_of(tree: Path, defect_id: str) -> str:

@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 
 from ..errors import BadInput
+from ..schema import Params
 
 _FIND = (
     "import importlib.util as u; s = u.find_spec('vllm'); "
@@ -21,16 +22,21 @@ def vllm_tree() -> Path:
     return Path(next(iter(spec.submodule_search_locations)))
 
 
-def tree_of_python(python: str) -> Path:
+def tree_of_python(python: str, asked: str = "patches --python") -> Path:
     """Folder of the vLLM package that another Python would import, an editable checkout included. Raises BadInput when there is none."""
     try:
         done = subprocess.run([python, "-c", _FIND], capture_output=True, text=True, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise BadInput(f"patches --python: {python} does not run: {error}") from None
+        raise BadInput(f"{asked}: {python} does not run: {error}") from None
     found = done.stdout.strip()
     if done.returncode or not found:
-        raise BadInput(f"patches --python: {python} has no vllm package; give the Python of the environment that vLLM is installed in")
+        raise BadInput(f"{asked}: {python} has no vllm package; give the Python of the environment that vLLM is installed in")
     return Path(found)
+
+
+def tree_of_box(params: Params) -> Path:
+    """Folder of the vLLM package that a box is served with: of engine.python, else of this environment. Raises BadInput when there is none."""
+    return tree_of_python(params.engine.python, "engine.python") if params.engine.python else vllm_tree()
 
 
 def checked(folder: Path) -> Path:

@@ -1,0 +1,112 @@
+"""The patches of one box, live or from a recorded report: what is the matter, what is mended, and whether the mend works in the workers that run."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from . import arms, bootlog, patches, server
+from .errors import GateFailed
+from .patches import evidence
+from .schema import Parallel
+from .station import Station
+
+Rows = list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Proof:
+    """answers: what a stock server and the mended one did with one request; live: what runs in each rank of the mended one."""
+
+    answers: Rows
+    live: Rows
+
+
+def _recorded(station: Station) -> dict[str, Any]:
+    return json.loads(arms.recorded_file(station, "patches.json").read_text())
+
+
+def _tree(station: Station) -> Path:
+    return patches.tree_of_box(station.params)
+
+
+def states(station: Station) -> Rows:
+    """States of the known defects in the vLLM that the box is served with; for a recorded box as they were before its patches."""
+    return patches.as_rows(patches.status(_tree(station), station.params)) if station.live else _recorded(station)["status"]
+
+
+def states_after(station: Station) -> Rows:
+    """The same after patching."""
+    return states(station) if station.live else _recorded(station)["after"]
+
+
+def to_mend(rows: Rows, station: Station) -> list[str]:
+    """Defects that this box meets and that Fieldbook mends, where the params ask for it."""
+    return patches.to_mend(rows) if station.params.engine.patches == "needed" else []
+
+
+def diff(station: Station, wanted: list[str]) -> str:
+    """Unified diff of these mends, '' where there is nothing to change."""
+    if not wanted:
+        return ""
+    return patches.diff(_tree(station), *wanted) if station.live else _recorded(station)["diff"]
+
+
+def _request(station: Station, name: str, arm: Parallel, layers_per_stage: tuple[int, ...], after=lambda started: None) -> tuple[dict[str, Any], Any]:
+    """Boot, ask once, stop: (boots, answers and evidence, what `after` made of the server while it ran)."""
+    prompt, most = station.params.probes.prompts[0], station.params.probes.output_tokens
+    try:
+        started = arms.boot(station, name, arm, layers_per_stage)
+    except GateFailed as error:
+        return {"boots": False, "answers": False, "evidence": str(error)}, None
+    station.progress(f"{name}: first request")
+    try:
+        with station.clock("probes"):
+            answer = server.complete(started.state, prompt, most)
+        return {"boots": True, "answers": True, "evidence": answer["text"].strip()}, after(started)
+    except GateFailed as error:
+        cause = bootlog.root_error(server.log_text(started.state))
+        if server.is_up(started.state) and not cause:
+            raise
+        return {"boots": True, "answers": False, "evidence": cause or f"no exception in the log; {error}"}, None
+    finally:
+        server.stop(started.state_file)
+        station.progress("")
+
+
+def prove(station: Station, wanted: list[str], arm: Parallel, layers_per_stage: tuple[int, ...]) -> Proof:
+    """Every mend against stock code: a server without it is booted and asked, where its defect ends in an error; then one with all, whose ranks are asked
+    which code they run.
+
+    The tree is mended when this returns. Raises GateFailed when the mended server does not answer, when a stock one dies of something else, or when a rank
+    does not run a mend: then it lies in a file that the active path never loads.
+    """
+    if not station.live:
+        recorded = _recorded(station)
+        return Proof(recorded["proof"], recorded["live"])
+    if not wanted:
+        return Proof([], [])
+    tree, answers = _tree(station), []
+    for name in wanted:
+        patches.apply(tree, name, station.params)
+    for bundle in dict.fromkeys(patches.bundle_of(name) for name in wanted):
+        symptoms = [patches.CATALOGUE[name].symptom for name in bundle if patches.CATALOGUE[name].symptom]
+        shown = {"defect": ", ".join(name for name in bundle if name in wanted), "code": "stock"}
+        if not symptoms:
+            answers.append({**shown, "boots": None, "answers": None, "evidence": "not run: it answers wrong without an error, which one request does not show"})
+            continue
+        patches.revert(tree, bundle[0])
+        row, _ = _request(station, f"stock-{bundle[0]}", arm, layers_per_stage)
+        if not row["answers"] and not any(symptom in row["evidence"] for symptom in symptoms):
+            raise GateFailed(f"{shown['defect']}: the stock server died of something else ({row['evidence']}), which proves nothing; run 04 again")
+        answers.append({**shown, **row})
+        patches.apply(tree, bundle[0], station.params)
+    ranks = arm.pipeline_parallel_size * arm.tensor_parallel_size
+    asked = evidence.places(wanted)
+    row, said = _request(station, "mended", arm, layers_per_stage, lambda started: server.running_code(started.state, asked, ranks))
+    if not row["answers"]:
+        raise GateFailed(f"{', '.join(wanted)}: the mended server still fails: {row['evidence']}")
+    live = evidence.rows(tree, wanted, said)
+    if problems := evidence.problems(live):
+        raise GateFailed(f"a mend is not live: {'; '.join(problems)}")
+    return Proof([*answers, {"defect": ", ".join(wanted), "code": "mended", **row}], live)
