@@ -65,7 +65,7 @@ def build_parser() -> argparse.ArgumentParser:
     sub.add_argument("file", metavar="FILE")
     sub = command("patches", "known defects of the vLLM installed here", run_patches)
     sub.add_argument("action", nargs="?", choices=["status", "apply", "revert", "diff"], default="status")
-    sub.add_argument("--id", metavar="ID", help="defects to apply, revert or show, with commas between; without, those that the box of --params meets")
+    sub.add_argument("--id", metavar="ID", help="defects, with commas between; without: those that --params meets, and for revert without either all that are in")
     sub.add_argument("--tree", metavar="DIR", help="folder of a vllm package other than this environment's")
     sub.add_argument("--python", metavar="PY", help="Python of another environment, whose vllm package is meant")
     sub.add_argument("--params", metavar="FILE", help="box and model: say which defects they would meet")
@@ -252,9 +252,13 @@ def run_patches(arguments) -> int:
         told = f"vLLM {patches.release(tree) or 'of unknown release'}\n{text}\n\n{harm or 'this box meets none that is open'}"
         _print(arguments, {"vllm": patches.release(tree), "defects": rows}, told)
         return 0
-    if not arguments.id and box is None:
+    if not arguments.id and box is None and arguments.action != "revert":
         raise BadInput(f"patches {arguments.action}: name a patch with --id, or a box with --params; the catalogue has {', '.join(patches.CATALOGUE)}")
-    wanted = arguments.id.split(",") if arguments.id else patches.to_mend(patches.as_rows(patches.status(tree, box)))
+    if arguments.id:
+        wanted = arguments.id.split(",")
+    else:
+        rows = patches.as_rows(patches.status(tree, box))
+        wanted = patches.to_mend(rows) if box else [row["id"] for row in rows if row["state"] in ("patched", "edited")]
     if arguments.action == "diff":
         text = patches.diff(tree, *wanted)
         _print(arguments, {"id": wanted, "diff": text}, text)
@@ -263,7 +267,7 @@ def run_patches(arguments) -> int:
         _print(arguments, {"id": wanted, "written": [str(file) for file in written]}, "\n".join(map(str, written)))
     else:
         states = {name: patches.apply(tree, name, box) if arguments.action == "apply" else patches.revert(tree, name) for name in wanted}
-        _print(arguments, states, "\n".join(f"{name}: {state}" for name, state in states.items()))
+        _print(arguments, states, "\n".join(f"{name}: {state}" for name, state in states.items()) or "nothing to do")
     return 0
 
 

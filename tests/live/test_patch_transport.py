@@ -2,8 +2,10 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 
 import pytest
 
@@ -139,6 +141,9 @@ def found(tmp_path_factory):
     worker.write_text(WORKER)
     quiet = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     quiet |= {"VLLM_PP_LAYER_PARTITION": "4,4", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    # vLLM leaves sockets in its temporary folder, whose path must be short.
+    sockets = tempfile.mkdtemp(prefix="fieldbook-test-")
+    quiet["TMPDIR"] = sockets
     ranks = [
         subprocess.Popen(
             [sys.executable, worker, str(rank), scratch / "rendezvous", scratch / "stock", mended],
@@ -154,6 +159,8 @@ def found(tmp_path_factory):
     finally:
         for rank in ranks:
             rank.kill()
+            rank.wait()
+        shutil.rmtree(sockets)
     assert [rank.returncode for rank in ranks] == [0] * 4, [err[-1500:] for _, err in said]
     return [json.loads(next(line for line in out.splitlines() if line.startswith("FOUND ")).removeprefix("FOUND ")) for out, _ in said]
 

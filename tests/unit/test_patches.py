@@ -411,6 +411,10 @@ def test_command_line(command, tree):
     # What a box meets needs no id; with neither there is nothing to do, and that is said.
     assert command("patches", "apply", "--tree", tree, "--params", ROOT / "params" / "cpu-smollm2.yml") == (0, f"{ID}: patched\n", "")
     assert command("patches", "revert", "--tree", tree, "--params", ROOT / "params" / "cpu-smollm2.yml") == (0, f"{ID}: present\n", "")
+    # Everything that is applied comes out without a name.
+    assert command("patches", "apply", "--tree", tree, "--id", ID)[0] == 0
+    assert command("patches", "revert", "--tree", tree) == (0, f"{ID}: present\n", "") and content(tree) == STOCK.encode()
+    assert command("patches", "revert", "--tree", tree) == (0, "nothing to do\n", "")
     status, out, err = command("patches", "apply", "--tree", tree)
     assert (status, out) == (2, "") and "name a patch with --id, or a box with --params" in err and len(err.splitlines()) == 1
     status, out, err = command("patches", "apply", "--tree", tree, "--id", "nothing")
