@@ -65,7 +65,7 @@ def build_parser() -> argparse.ArgumentParser:
     sub.add_argument("file", metavar="FILE")
     sub = command("patches", "known defects of the vLLM installed here", run_patches)
     sub.add_argument("action", nargs="?", choices=["status", "apply", "revert", "diff"], default="status")
-    sub.add_argument("--id", metavar="ID", help="defects, with commas between; without: those that --params meets, and for revert without either all that are in")
+    sub.add_argument("--id", metavar="ID", help="defects, with commas between; without: those --params meets, and for revert without either all there are")
     sub.add_argument("--tree", metavar="DIR", help="folder of a vllm package other than this environment's")
     sub.add_argument("--python", metavar="PY", help="Python of another environment, whose vllm package is meant")
     sub.add_argument("--params", metavar="FILE", help="box and model: say which defects they would meet")
