@@ -43,8 +43,7 @@ def check(params: Params, layers_per_stage: tuple[int, ...], inventory: dict[str
         f"{'+'.join(map(str, layers_per_stage))} = {total} layers",
         f"{list(layers_per_stage)} has {total} of {spec.num_hidden_layers} layers",
     )
-    unmended = patches.unmended(defects)
-    gate("known defects", not unmended, "none open that this box meets", f"{', '.join(unmended)} not mended; set engine.patches to needed")
+    gate("known defects", not patches.unmended(defects), "none open that this box meets", patches.why_unmended(defects))
     gate(
         "device",
         engine.device == "cpu" or bool(inventory["gpus"]),

@@ -186,9 +186,18 @@ def test_each_gate_refuses(changed):
     assert "29 of 30 layers" in gates(changed(), (15, 14))["layer split"]["why"] and gates(changed(), (15, 14))["layer split"]["result"] == "refuse"
     # Neither these nor an empty stage have weights to count; the split's own gate refuses them.
     assert all(gates(changed(), split)["layer split"]["result"] == "refuse" for split in ((0, 30), (30, 0), (), (31,), (-1, 31)))
+    row = {"id": "x", "met_by_this_box": True, "state": "present", "file": "a.py", "effect": "it dies", "mendable": True, "drop_when": "somebody mended it"}
     for state, result in (("present", "refuse"), ("not recognised", "refuse"), ("patched", "pass"), ("fixed", "pass")):
-        assert gates(changed(), defects=[{"id": "x", "met_by_this_box": True, "state": state}])["known defects"]["result"] == result
-    assert gates(changed(), defects=[{"id": "x", "met_by_this_box": False, "state": "present"}])["known defects"]["result"] == "pass"
+        assert gates(changed(), defects=[{**row, "state": state}])["known defects"]["result"] == result
+    assert gates(changed(), defects=[{**row, "met_by_this_box": False}])["known defects"]["result"] == "pass"
+    # A way out with each refusal, and none for what blocks nothing.
+    for more, why in [
+        ({}, "x is not mended (it dies): set engine.patches to needed"),
+        ({"mendable": False}, "x has no patch (it dies): take a release of which it is true that somebody mended it"),
+        ({"state": "not recognised"}, "x is not recognised in a.py, so it cannot be mended: serve with a vLLM of 0.29 to 0.33 as released"),
+    ]:
+        assert gates(changed(), defects=[{**row, **more}])["known defects"]["why"] == why
+    assert gates(changed(), defects=[{**row, "blocks": False}])["known defects"]["result"] == "pass"
     assert gates(changed({"engine.device": "cuda"}))["device"]["result"] == "refuse"
     assert gates(changed({"engine.device": "cuda"}), gpus=[{"index": 0}])["device"]["result"] == "pass"
 

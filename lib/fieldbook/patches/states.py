@@ -140,6 +140,20 @@ def unmended(rows: list[dict]) -> list[str]:
     return [row["id"] for row in rows if row["met_by_this_box"] and row.get("blocks", True) and row["state"] not in MENDED]
 
 
+def why_unmended(rows: list[dict]) -> str:
+    """What stands against serving a box with these status rows, and the way out of each; '' where nothing does."""
+    open_ones = [row for row in rows if row["id"] in unmended(rows)]
+    return "; ".join(_why(row) for row in open_ones)
+
+
+def _why(row: dict) -> str:
+    if row["state"] == "not recognised":
+        return f"{row['id']} is not recognised in {row['file']}, so it cannot be mended: serve with a vLLM of 0.29 to 0.33 as released"
+    if row["mendable"]:
+        return f"{row['id']} is not mended ({row['effect']}): set engine.patches to needed"
+    return f"{row['id']} has no patch ({row['effect']}): take a release of which it is true that {row['drop_when']}"
+
+
 def to_mend(rows: list[dict]) -> list[str]:
     """Ids of the defects among status rows that the box meets and that can be mended, or are."""
     return [row["id"] for row in rows if row["met_by_this_box"] and row.get("mendable", True) and row["state"] in ("present", "patched")]
