@@ -61,6 +61,8 @@ def build_parser() -> argparse.ArgumentParser:
     sub.add_argument("--from", dest="source", metavar="DIR|FILE", help="box whose GPUs are counted, instead of the params' own")
     sub = command("bootlog", "read a vLLM start-up log", run_bootlog)
     sub.add_argument("file", metavar="LOG", help="the log; -: standard input")
+    sub = command("diagnose", "why a start or a run failed: cause, evidence, remedy, from its log", run_diagnose)
+    sub.add_argument("file", metavar="LOG", help="the log, or what dmesg says; -: standard input")
     sub = command("model", "prepare the weights that a params file names", run_model)
     sub.add_argument("file", metavar="FILE")
     sub = command("patches", "known defects of the vLLM installed here", run_patches)
@@ -222,6 +224,26 @@ def run_bootlog(arguments) -> int:
         raise BadInput(f"bootlog: {arguments.file}: no line of a vLLM start-up log in it; give what the server printed while it started")
     document = bootlog.bootlog_document(log)
     _print(arguments, document, terminal.bootlog_text(document))
+    return 0
+
+
+def run_diagnose(arguments) -> int:
+    """`fieldbook diagnose`."""
+    from . import diagnosis
+
+    file = Path(arguments.file)
+    if arguments.file != "-" and not file.is_file():
+        raise BadInput(f"diagnose: {file}: no such file; give the log of a server that failed, or - for standard input")
+    text = sys.stdin.read() if arguments.file == "-" else file.read_text(encoding="utf-8", errors="replace")
+    if not text.strip():
+        raise BadInput(f"diagnose: {arguments.file}: is empty; give what the server printed before it ended")
+    found = diagnosis.diagnose(text)
+    lines = [f"{found.cause} (confidence {found.confidence}): {found.what}"]
+    lines += [f"  line {number}: {line[:160]}" for number, line in found.evidence]
+    lines += [f"remedy: {found.remedy}"] if found.remedy else []
+    lines += [f"also: {other}" for other in found.others]
+    lines += [f"only follows from it: {', '.join(found.echoes)}"] if found.echoes else []
+    _print(arguments, found.document(), "\n".join(lines))
     return 0
 
 

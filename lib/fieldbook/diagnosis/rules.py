@@ -1,0 +1,37 @@
+"""All rules: what is looked for, what it means, and what to do. The rules themselves lie by subject in the modules beside this one."""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from .log import Log
+
+Say = Callable[[re.Match, Log, int], str]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """id: short name of the cause. pattern: looked for in a message, blanks loose; when(match, log, line): what else must hold.
+
+    what: one sentence with the log's own figures; remedy: the way out. kind: 'cause'; 'echo', which follows from a failure elsewhere; 'notice', which is no
+    failure at all. at_info: told below the level of a warning as well, where other causes are only talked about. sure: 'high' where the words leave no
+    doubt, 'medium' where they fit more than one cause.
+    """
+
+    id: str
+    pattern: str
+    what: Say | str
+    remedy: Say | str
+    kind: str = "cause"
+    sure: str = "high"
+    at_info: bool = False
+    when: Callable[[re.Match, Log, int], bool] = lambda match, log, line: True
+
+    def match(self, message: str) -> re.Match | None:
+        """Where in a message; it has to begin with it or in its first words, since a message is looked at from each of its lines."""
+        return re.search(self.pattern.replace(" ", r"\s*"), message)
+
+
+def said(text: Say | str, match: re.Match, log: Log, line: int) -> str:
+    """A rule's sentence for one match."""
+    return text if isinstance(text, str) else text(match, log, line)
