@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from . import bootlog, files, live, paths, processes
+from . import bootlog, diagnosis, files, live, paths, processes
 from .errors import BadInput, GateFailed
 from .schema import Baseline, Parallel, Params, is_secret, without_secrets
 
@@ -179,7 +179,8 @@ def wait_ready(state_file: Path, timeout_s: float, progress: Callable[[str], Non
             # Stopping first: only then has the supervisor written why the server ended.
             ended = stop(state_file)
             cause = bootlog.root_error(log_text(state) if died else text) or (ended.get("reason") if died else f"not ready after {timeout_s:.0f} s")
-            raise GateFailed(f"server {state['name']} did not start: {cause}; its log is servers/{Path(state['log']).name}")
+            way_out = diagnosis.told(log_text(state))
+            raise GateFailed(f"server {state['name']} did not start: {cause}; its log is servers/{Path(state['log']).name}{way_out}")
         try:
             if state["status"] == "running" and httpx.get(f"http://{HOST}:{state['port']}/health", timeout=2).status_code == 200:
                 return waited, passed

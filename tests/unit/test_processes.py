@@ -403,3 +403,11 @@ def test_a_port_that_is_taken_is_refused():
         with pytest.raises(GateFailed, match=f"server.port: {other.getsockname()[1]} .*taken"):
             server.free_port(other.getsockname()[1])
     assert 1024 <= server.free_port(0) <= 65535
+
+def test_wait_ready_says_what_a_known_cause_means_and_the_way_out(supervised):
+    one = supervised(argv=["sh", "-c", "echo 'ValueError: sum(partitions)=77 does not match num_hidden_layers=78.'; exit 1"])
+    with pytest.raises(GateFailed) as failed:
+        server.wait_ready(one.state_file, 10)
+    said = str(failed.value)
+    assert "did not start: ValueError: sum(partitions)=77" in said and "\n" not in said
+    assert said.endswith("add up to 78; `fieldbook partition FILE` finds the best")

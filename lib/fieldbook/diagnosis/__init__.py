@@ -4,8 +4,8 @@ Rules name causes by the words that vLLM, torch, NCCL and the driver use. The ea
 elsewhere (a peer that closed its connection, the engine that reports its dead worker) are never taken for it.
 """
 
-from .judge import Diagnosis, diagnose
+from .judge import Diagnosis, diagnose, told
 from .log import Log
 from .rules import Rule
 
-__all__ = ["Diagnosis", "Log", "Rule", "diagnose"]
+__all__ = ["Diagnosis", "Log", "Rule", "diagnose", "told"]

@@ -61,6 +61,12 @@ def _evidence(log: Log, found: list[tuple[int, Rule, object]], cause: str) -> tu
     return tuple(lines)
 
 
+def told(text: str) -> str:
+    """What a log's cause means and the way out of it, for the end of an error message; '' where no rule knows it."""
+    found = diagnose(text)
+    return "" if found.cause in (UNKNOWN, NONE) else f"; {found.what}: {found.remedy}"
+
+
 def diagnose(text: str) -> Diagnosis:
     """The cause that a log shows. Echoes and notices are only told where there is none."""
     log = Log(text)
