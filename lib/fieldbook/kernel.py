@@ -4,13 +4,38 @@ Registered as the kernel provisioner of the kernelspec `fieldbook`, so it holds 
 """
 
 import os
+import re
 import shutil
+import socket
 import tempfile
+from pathlib import Path
 
 from jupyter_client.provisioning import LocalProvisioner
 
+from . import processes
+
 # sun_path of a Unix socket holds 108 bytes with the final zero; jupyter appends '-1' to '-5'.
 LONGEST_SOCKET_PATH = 104
+
+
+# The folders name the process that made them, so that those of a killed one are found.
+PREFIX = "fieldbook-kernel-"
+_OWNER = re.compile(rf"{PREFIX}(\d+)-(\d+)-\w+")
+
+
+def _sweep(place: Path) -> None:
+    """Remove the sockets of kernels whose starter was killed and so could not: each time, the next one does it."""
+    for folder in place.glob(f"{PREFIX}*"):
+        owner = _OWNER.fullmatch(folder.name)
+        gone = owner and not processes.is_alive(processes.ProcessId(int(owner[1]), int(owner[2])))
+        # The kernel may outlive its starter; and where a folder is shared by containers, a process of another one is not seen.
+        if gone and not any(_listens(file) for file in folder.iterdir()):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _listens(file: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as probe:
+        return probe.connect_ex(str(file)) == 0
 
 
 class IpcProvisioner(LocalProvisioner):
@@ -24,8 +49,10 @@ class IpcProvisioner(LocalProvisioner):
         if manager is not None and manager.transport == "tcp" and self.socket_dir is None:
             runtime = os.environ.get("XDG_RUNTIME_DIR", "")
             place = runtime if os.path.isdir(runtime) and os.access(runtime, os.W_OK) else None
+            _sweep(Path(place or tempfile.gettempdir()))
+            own = processes.identify(os.getpid())
             # mkdtemp makes the folder with mode 0700.
-            folder = tempfile.mkdtemp(prefix="fieldbook-kernel-", dir=place)
+            folder = tempfile.mkdtemp(prefix=f"{PREFIX}{own.pid}-{own.start_ticks}-" if own else PREFIX, dir=place)
             if len(folder) + len("/ipc-1") <= LONGEST_SOCKET_PATH:
                 self.socket_dir = folder
                 manager.transport, manager.ip = "ipc", os.path.join(folder, "ipc")

@@ -11,7 +11,7 @@ from conftest import ROOT, runs, until
 from jupyter_client import KernelManager
 from jupyter_client.kernelspec import KernelSpecManager
 
-from fieldbook import kernel
+from fieldbook import kernel, processes
 
 SOCKETS = "fieldbook-kernel-*"
 
@@ -67,6 +67,28 @@ def test_a_kernel_talks_over_sockets_that_only_this_user_can_open(manager):
     manager.shutdown_kernel(now=True)
     assert until(lambda: not runs(pid))
     assert list(manager.sockets.glob(SOCKETS)) == []
+
+
+def test_sockets_of_a_killed_starter_go_with_the_next_kernel(manager):
+    """A walk that is killed cannot remove its kernel's sockets; those of processes that run, and sockets somebody listens on, stay."""
+    import socket
+
+    own = processes.identify(os.getpid())
+    names = ("fieldbook-kernel-1-2-abc", "fieldbook-kernel-1-2-abd", f"fieldbook-kernel-{own.pid}-{own.start_ticks}-abe", "fieldbook-x")
+    left, listened, running, other = (manager.sockets / name for name in names)
+    for folder in (left, listened, running, other):
+        folder.mkdir()
+        with socket.socket(socket.AF_UNIX) as ended:
+            ended.bind(str(folder / "ipc-1"))
+    with socket.socket(socket.AF_UNIX) as alive:
+        alive.bind(str(listened / "ipc-2"))
+        alive.listen()
+        manager.start_kernel()
+        assert not left.exists() and listened.is_dir() and running.is_dir() and other.is_dir()
+    assert asked(manager, "print(1)") == "1"
+    manager.shutdown_kernel(now=True)
+    for folder in (listened, running, other):
+        shutil.rmtree(folder)
 
 
 def test_a_path_too_long_for_a_socket_falls_back(manager, monkeypatch, tmp_path):

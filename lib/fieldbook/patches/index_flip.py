@@ -9,7 +9,7 @@ import libcst as cst
 import libcst.matchers as m
 
 from .. import kv, splits
-from .site import MARK, Defect, Site
+from .site import MARK, Defect, Site, findall
 from .topk_sharing import HY, HY_ATTENTION, RULE, V2, V32, V32_ATTENTION, calls, marked, met, predicate, shares, skips_hy
 
 _OWN, _FIRST = "_computes_own_topk", "_shares_before_an_owner"
@@ -60,7 +60,7 @@ def _helper(file: str) -> str:
 
 def _flipped(node: cst.If, function: cst.FunctionDef) -> cst.FlattenSentinel:
     """The name is the one that the rule sets."""
-    name = next(one.target.value for one in m.findall(node.body, m.AssignTarget(m.Name("skip_topk") | m.Name("_skip_topk"))))
+    name = next(one.target.value for one in findall(node.body, m.AssignTarget(m.Name("skip_topk") | m.Name("_skip_topk"))))
     return cst.FlattenSentinel([node, marked(f"{name} = {name} and not {_OWN}(config, layer_id)")])
 
 

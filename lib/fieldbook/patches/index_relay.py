@@ -8,7 +8,7 @@ tensor-parallel ranks: ranks that break ties differently hold different indices,
 import libcst as cst
 import libcst.matchers as m
 
-from .site import MARK, Defect, Site
+from .site import MARK, Defect, Site, findall
 from .topk_sharing import MODELS, V2, beside, built, calls, met, predicate, rules
 
 _RELAY, _TAKE, _SENT = "_relay_topk_indices", "_take_topk_indices", "_sent_topk_indices"
@@ -48,7 +48,7 @@ def {_SENT}(model, num_tokens):  # {MARK}
 
 def _relayed(node: cst.BaseStatement, function: cst.FunctionDef) -> cst.FlattenSentinel:
     """The buffer is the model's own or a local, by release."""
-    own = m.findall(function, m.AssignTarget(m.Attribute(m.Name("self"), m.Name("topk_indices_buffer"))))
+    own = findall(function, m.AssignTarget(m.Attribute(m.Name("self"), m.Name("topk_indices_buffer"))))
     return beside(f"{_RELAY}(self, {'self.' if own else ''}topk_indices_buffer)")(node, function)
 
 
@@ -75,7 +75,7 @@ _SENDS = m.Return(m.Call(func=m.Name("IntermediateTensors"), args=[m.Arg(m.Dict(
 
 def _sends(body: cst.BaseSuite) -> bool:
     """Every way out of a block hands a dictionary of tensors to the next stage."""
-    ways = m.findall(body, m.Return())
+    ways = findall(body, m.Return())
     return bool(ways) and all(m.matches(one, _SENDS) for one in ways)
 
 

@@ -6,7 +6,7 @@ The drafter is a model of one stage, so what tells whether it starts from embedd
 import libcst as cst
 import libcst.matchers as m
 
-from .site import Defect, Site
+from .site import Defect, Site, findall
 
 _FIRST = m.Attribute(value=m.Call(func=m.Name("get_pp_group"), args=[]), attr=m.Name("is_first_rank"))
 _NONE_CAME = m.Comparison(m.Name("intermediate_tensors"), [m.ComparisonTarget(m.Is(), m.Name("None"))])
@@ -14,7 +14,7 @@ _CAME = m.Assert(test=m.Comparison(m.Name("intermediate_tensors"), [m.Comparison
 
 
 def _asserts(orelse: cst.CSTNode) -> bool:
-    return isinstance(orelse, cst.Else) and bool(m.findall(orelse, _CAME))
+    return isinstance(orelse, cst.Else) and bool(findall(orelse, _CAME))
 
 
 _ELSE = m.MatchIfTrue(_asserts)

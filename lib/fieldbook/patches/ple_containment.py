@@ -7,7 +7,7 @@ count from 1. Three guards say the same: one in the config hook, which engine an
 import libcst as cst
 import libcst.matchers as m
 
-from .site import MARK, Defect, Site
+from .site import MARK, Defect, Site, findall
 
 _PP = m.Comparison(m.Attribute(attr=m.Name("pipeline_parallel_size")), [m.ComparisonTarget(m.GreaterThan(), m.Integer("1"))])
 _HELPER = "_ple_in_first_stage"
@@ -25,12 +25,12 @@ def {_HELPER}(text_config, pipeline_parallel_size):  # {MARK}
 
 def _raises_ple(body: cst.BaseSuite) -> bool:
     """Whether a block raises the refusal: its words are the only thing that tells this guard from others that are right."""
-    raised = m.findall(body, m.Raise())
+    raised = findall(body, m.Raise())
     return any("N-gram PLE embedding" in cst.Module([]).code_for_node(one) for one in raised)
 
 
 def _contains(test: cst.BaseExpression) -> bool:
-    return bool(m.findall(test, _CALL))
+    return bool(findall(test, _CALL))
 
 
 def _is_plain(test: cst.BaseExpression) -> bool:
@@ -62,7 +62,7 @@ class _SayMore(cst.CSTTransformer):
 
 def _site(file: str, symbol: str, config: str, requires: m.BaseMatcherNode) -> Site:
     def contained(node: cst.If, function: cst.FunctionDef) -> cst.If:
-        sizes = m.findall(node.test, m.Attribute(attr=m.Name("pipeline_parallel_size")))
+        sizes = findall(node.test, m.Attribute(attr=m.Name("pipeline_parallel_size")))
         called = cst.parse_expression(f"not {_HELPER}({config}, {cst.Module([]).code_for_node(sizes[0])})")
         return node.with_changes(test=cst.BooleanOperation(left=node.test, operator=cst.And(), right=called), body=node.body.visit(_SayMore()))
 

@@ -73,9 +73,8 @@ def _parts(kind: type) -> tuple[str, ...]:
     return tuple(name for name in kind.__dataclass_fields__ if not name.startswith(_LAYOUT))
 
 
-@lru_cache(maxsize=64)
 def _descendants(node: cst.CSTNode) -> tuple[cst.CSTNode, ...]:
-    """A node and all below it but layout. libcst's own search copies the tree on its way, and one function is searched many times."""
+    """A node and all below it but layout, in the order of the source."""
     found, waiting = [], [node]
     while waiting:
         one = waiting.pop()
@@ -87,11 +86,16 @@ def _descendants(node: cst.CSTNode) -> tuple[cst.CSTNode, ...]:
     return tuple(found)
 
 
-def _findall(node: cst.CSTNode, matcher: m.BaseMatcherNode) -> list[cst.CSTNode]:
-    """As libcst's, with nodes of another type than the matcher's left out before anything is compared."""
+# A function is searched for every site in it.
+_of_function = lru_cache(maxsize=16)(_descendants)
+
+
+def findall(node: cst.CSTNode, matcher: m.BaseMatcherNode) -> list[cst.CSTNode]:
+    """As libcst's, which copies the tree on its way; here nodes of another type than the matcher's are left out before anything is compared."""
     kind = type(matcher).__name__
     concrete = hasattr(cst, kind)
-    return [one for one in _descendants(node) if (not concrete or type(one).__name__ == kind) and m.matches(one, matcher)]
+    below = (_of_function if isinstance(node, cst.FunctionDef) else _descendants)(node)
+    return [one for one in below if (not concrete or type(one).__name__ == kind) and m.matches(one, matcher)]
 
 
 def state(site: Site, module: cst.Module | None, there: bool = True) -> str:
@@ -102,15 +106,15 @@ def state(site: Site, module: cst.Module | None, there: bool = True) -> str:
     if function is None:
         absent = module is not None and not site.needed and not _names(module, site.symbol.partition(".")[0])
         return "does not apply" if absent else "not recognised"
-    stock, mended = len(_findall(function, site.stock)), len(_findall(function, site.mended))
-    if site.wants is not None and not _findall(module, site.wants):
+    stock, mended = len(findall(function, site.stock)), len(findall(function, site.mended))
+    if site.wants is not None and not findall(module, site.wants):
         return "mended"
     if (stock, mended) == (1, 0):
-        known = all(_findall(function, one) for one in site.requires)
+        known = all(findall(function, one) for one in site.requires)
         return ("present" if site.edit else "does not apply") if known else "not recognised"
     if (stock, mended) == ((1, 1) if site.keeps else (0, 1)):
         return "mended"
-    left = site.trace is not None and _findall(function, site.trace)
+    left = site.trace is not None and findall(function, site.trace)
     return site.gone if stock == mended == 0 and not left else "not recognised"
 
 
@@ -122,7 +126,7 @@ def state_in(site: Site, text: bytes | None) -> str:
     module = _piece(text, site.symbol)
     if module is None:
         return state(site, parse(text))
-    if site.wants is not None and not _findall(parse(text), site.wants):
+    if site.wants is not None and not findall(parse(text), site.wants):
         return "mended"
     return state(dataclasses.replace(site, wants=None), module)
 

@@ -7,7 +7,7 @@ reads what an earlier step left there, or memory that was never written.
 import libcst as cst
 import libcst.matchers as m
 
-from .site import MARK, Site
+from .site import MARK, Site, findall
 
 # Files, and in each the class of the model, its predicate below, and what the file has instead of one assignment of the factory.
 V32 = ("models/deepseek_v32/nvidia/model.py", "models/deepseek_v32/amd/model.py")
@@ -56,7 +56,7 @@ def predicate(file: str) -> str:
 
 def calls(node: cst.CSTNode, name: str) -> bool:
     """Whether a function of this name is called anywhere in a piece of source."""
-    return bool(m.findall(node, m.Call(func=m.Name(name))))
+    return bool(findall(node, m.Call(func=m.Name(name))))
 
 
 def marked(statement: str) -> cst.BaseStatement:
@@ -106,12 +106,12 @@ _PATTERN = m.Comparison(m.Name(), [m.ComparisonTarget(m.Is(), m.Name("None"))])
 
 
 def _sets_skip(node: cst.BaseSuite) -> bool:
-    return bool(m.findall(node, m.Assign(targets=[m.AssignTarget(m.Name("skip_topk") | m.Name("_skip_topk"))])))
+    return bool(findall(node, m.Assign(targets=[m.AssignTarget(m.Name("skip_topk") | m.Name("_skip_topk"))])))
 
 
 def _takes_s(node: cst.CSTNode) -> bool:
     """Whether the other branch takes a layer for one that shares where the pattern says S, and no other letter."""
-    return isinstance(node, cst.If) and bool(m.findall(node, m.Comparison(comparisons=[m.ComparisonTarget(m.Equal(), m.SimpleString('"S"'))])))
+    return isinstance(node, cst.If) and bool(findall(node, m.Comparison(comparisons=[m.ComparisonTarget(m.Equal(), m.SimpleString('"S"'))])))
 
 
 # max(layer - offset + 1, 0) % freq != 0, else by the pattern.
@@ -127,7 +127,7 @@ _FORMULA = m.Comparison(
 )
 RULE = m.If(
     test=_PATTERN,
-    body=m.MatchIfTrue(lambda body: _sets_skip(body) and bool(m.findall(body, _FORMULA))),
+    body=m.MatchIfTrue(lambda body: _sets_skip(body) and bool(findall(body, _FORMULA))),
     orelse=m.MatchIfTrue(lambda node: node is not None and _takes_s(node)),
 )
 _NEVER = m.Name("")

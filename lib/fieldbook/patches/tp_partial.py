@@ -8,7 +8,7 @@ partition. The mend adds up on the sending side and puts the sum into the residu
 import libcst as cst
 import libcst.matchers as m
 
-from .site import MARK, Defect, Site
+from .site import MARK, Defect, Site, findall
 
 _NOT_LAST = m.UnaryOperation(m.Not(), m.Attribute(value=m.Call(func=m.Name("get_pp_group"), args=[]), attr=m.Name("is_last_rank")))
 # Exactly these two under their own names: the mend changes what they are bound to.
@@ -31,7 +31,7 @@ def {_HELPER}(hidden_states, residual):  # {MARK}
 
 
 def _reduces(body: cst.BaseSuite) -> bool:
-    return bool(m.findall(body, m.Name(_HELPER) | m.Name("tensor_model_parallel_all_reduce")))
+    return bool(findall(body, m.Name(_HELPER) | m.Name("tensor_model_parallel_all_reduce")))
 
 
 def _sends(body: cst.BaseSuite) -> bool:
