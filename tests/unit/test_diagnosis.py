@@ -188,6 +188,12 @@ def test_an_error_that_no_rule_knows_is_shown_and_not_guessed():
     assert (found.cause, found.confidence) == ("unknown", "low") and "something entirely new" in found.what and found.evidence[0][0] == 2
 
 
+def test_what_is_wrong_with_an_argument_is_shown_and_not_the_count_of_errors():
+    count = "pydantic_core._pydantic_core.ValidationError: 1 validation error for VllmConfig"
+    found = diagnose(f"{count}\n  Value error, Cannot find the config file for awq [type=value_error, x=1]")
+    assert found.what == "an error that no rule knows: Cannot find the config file for awq" and found.evidence[0][0] == 2
+
+
 def test_the_recorded_boot_logs_show_no_failure():
     for file in sorted((ROOT / "data" / "reports").rglob("boot-*.log")):
         assert diagnose(file.read_text()).cause == "none", file

@@ -1,5 +1,6 @@
 """Which of the rules' matches is the cause."""
 
+import re
 from dataclasses import dataclass
 
 from ..bootlog import root_error
@@ -61,6 +62,20 @@ def _evidence(log: Log, found: list[tuple[int, Rule, object]], cause: str) -> tu
     return tuple(lines)
 
 
+# pydantic counts errors first and says below what was wrong.
+_ARGUMENT = re.compile(r"\s*(?:Value error|Assertion failed), (.+?)(?: \[type=.*)?$")
+
+
+def _of_arguments(log: Log, error: str) -> tuple[str, int]:
+    """(error, its line from 0); of arguments that were refused, what was wrong with them instead of how many."""
+    number = next((i for i, line in enumerate(log.raw) if error.split(": ", 1)[-1][:60] in line), 0)
+    if "ValidationError" in error:
+        for below in range(number, min(number + 8, len(log.lines))):
+            if inner := _ARGUMENT.match(log.lines[below]):
+                return inner[1], below
+    return error, number
+
+
 def told(text: str) -> str:
     """What a log's cause means and the way out of it, for the end of an error message; '' where no rule knows it."""
     found = diagnose(text)
@@ -81,7 +96,7 @@ def diagnose(text: str) -> Diagnosis:
         return Diagnosis(rule.id, what, evidence, remedy, rule.sure, echoes, tuple(others.values()))
     error = root_error(text)
     if error and not any(rule.kind == "echo" and rule.match(error) for rule in RULES):
-        number = next((i for i, line in enumerate(log.raw) if error.split(": ", 1)[-1][:60] in line), 0)
+        error, number = _of_arguments(log, error)
         what = f"an error that no rule knows: {error}"
         return Diagnosis(UNKNOWN, what, ((number + 1, log.raw[number].strip()),), "look at the frames above it; it is the first in the log", "low", echoes)
     if echoes:
