@@ -241,7 +241,7 @@ def defects(rows: Rows) -> Rows:
             "state": r["state"],
             "what it does to you": r["effect"],
             "where": f"{r['file']}:{r['line']}" if r["line"] else r["file"],
-            "met by this box": r["met_by_this_box"],
+            "met": r["met_by_this_box"],
         }
         for r in rows
     ]
@@ -250,8 +250,8 @@ def defects(rows: Rows) -> Rows:
 def defects_narrow(rows: Rows, with_box: bool) -> Rows:
     """The same for a terminal: the place by file, line and function; what a defect does stands below the table."""
     places = {r["id"]: r["symbol"] for r in rows}
-    left_out = ("what it does to you", "met by this box")
-    told = [({key: value for key, value in row.items() if key not in left_out}, row["met by this box"]) for row in defects(rows)]
+    left_out = ("what it does to you", "met")
+    told = [({key: value for key, value in row.items() if key not in left_out}, row["met"]) for row in defects(rows)]
     return [{**row, "function": places[row["defect"]], **({"met by this box": met} if with_box else {})} for row, met in told]
 
 
