@@ -271,14 +271,12 @@ def defects_met(rows: Rows) -> Rows:
 
 
 def live_code(rows: Rows) -> Rows:
-    """Which file each rank imported a patched function from; hashes cut for reading, whole in the receipt."""
+    """Which file each rank imported a patched function from; hashes cut for reading, whole in the receipt with stage and function."""
     return [
         {
             "patch": r["id"],
             "rank": r["rank"],
-            "stage": r["pp_rank"],
             "file": r["file"],
-            "function": r["symbol"],
             "sha256": (r["sha256"] or "")[:12] or None,
             "runner": ", ".join(name.rpartition(".")[2] for name in r["runners"]) or None,
             "runs": r["wrong"] or "the mend",
