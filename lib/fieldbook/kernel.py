@@ -3,6 +3,7 @@
 Registered as the kernel provisioner of the kernelspec `fieldbook`, so it holds for JupyterLab, plain papermill, nbval and the runner alike.
 """
 
+import contextlib
 import os
 import re
 import shutil
@@ -28,9 +29,11 @@ def _sweep(place: Path) -> None:
     for folder in place.glob(f"{PREFIX}*"):
         owner = _OWNER.fullmatch(folder.name)
         gone = owner and not processes.is_alive(processes.ProcessId(int(owner[1]), int(owner[2])))
-        # The kernel may outlive its starter; and where a folder is shared by containers, a process of another one is not seen.
-        if gone and not any(_listens(file) for file in folder.iterdir()):
-            shutil.rmtree(folder, ignore_errors=True)
+        # Another user's cannot be looked into, and must not keep this kernel from starting.
+        with contextlib.suppress(OSError):
+            # The kernel may outlive its starter; and where a folder is shared by containers, a process of another one is not seen.
+            if gone and not any(_listens(file) for file in folder.iterdir()):
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _listens(file: Path) -> bool:

@@ -80,6 +80,8 @@ def test_sockets_of_a_killed_starter_go_with_the_next_kernel(manager):
         folder.mkdir()
         with socket.socket(socket.AF_UNIX) as ended:
             ended.bind(str(folder / "ipc-1"))
+    # What cannot be looked into, as another user's folder, keeps no kernel from starting.
+    (manager.sockets / "fieldbook-kernel-1-2-abf").write_text("")
     with socket.socket(socket.AF_UNIX) as alive:
         alive.bind(str(listened / "ipc-2"))
         alive.listen()
@@ -89,6 +91,7 @@ def test_sockets_of_a_killed_starter_go_with_the_next_kernel(manager):
     manager.shutdown_kernel(now=True)
     for folder in (listened, running, other):
         shutil.rmtree(folder)
+    (manager.sockets / "fieldbook-kernel-1-2-abf").unlink()
 
 
 def test_a_path_too_long_for_a_socket_falls_back(manager, monkeypatch, tmp_path):
