@@ -212,14 +212,21 @@ def run_partition(arguments) -> int:
     return 1 if found.refused and loaded.box.kind == "live" else 0
 
 
+def _read_log(command: str, name: str, what: str) -> str:
+    """Text of a log that a command was given, - for standard input."""
+    if name == "-":
+        return sys.stdin.read()
+    file = Path(name)
+    if not file.is_file():
+        raise BadInput(f"{command}: {file}: no such file; give {what}, or - for standard input")
+    return file.read_text(encoding="utf-8", errors="replace")
+
+
 def run_bootlog(arguments) -> int:
     """`fieldbook bootlog`."""
     from . import bootlog, terminal
 
-    file = Path(arguments.file)
-    if arguments.file != "-" and not file.is_file():
-        raise BadInput(f"bootlog: {file}: no such file; give vLLM's start-up log, or - for standard input")
-    log = bootlog.parse(sys.stdin.read() if arguments.file == "-" else file.read_text(encoding="utf-8", errors="replace"))
+    log = bootlog.parse(_read_log("bootlog", arguments.file, "vLLM's start-up log"))
     if log == bootlog.parse(""):
         raise BadInput(f"bootlog: {arguments.file}: no line of a vLLM start-up log in it; give what the server printed while it started")
     document = bootlog.bootlog_document(log)
@@ -231,10 +238,7 @@ def run_diagnose(arguments) -> int:
     """`fieldbook diagnose`."""
     from . import diagnosis
 
-    file = Path(arguments.file)
-    if arguments.file != "-" and not file.is_file():
-        raise BadInput(f"diagnose: {file}: no such file; give the log of a server that failed, or - for standard input")
-    text = sys.stdin.read() if arguments.file == "-" else file.read_text(encoding="utf-8", errors="replace")
+    text = _read_log("diagnose", arguments.file, "the log of a server that failed")
     if not text.strip():
         raise BadInput(f"diagnose: {arguments.file}: is empty; give what the server printed before it ended")
     found = diagnosis.diagnose(text)

@@ -175,3 +175,8 @@ class ModelSpec:
     def num_hidden_layers(self) -> int:
         """Decoder layers, draft layers not counted."""
         return len(self.layers)
+
+
+def sharing_layers(spec: ModelSpec) -> tuple[int, ...]:
+    """Layers that use the top-k indices of a layer before them."""
+    return tuple(layer.index for layer in spec.layers if layer.attention.indexer is not None and not layer.attention.indexer.owns)

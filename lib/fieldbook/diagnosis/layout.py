@@ -31,25 +31,24 @@ def _no_pipeline(match: re.Match, log: Log, line: int) -> str:
     return f"{_architecture(log)} cannot be cut into pipeline stages{version}"
 
 
-def _missing(match: re.Match, log: Log, line: int) -> str:
-    name, layer = match[1], int(match[2])
-    total = sum(log.partition)
+def _missing(match: re.Match, log: Log, line: int) -> tuple[str, str]:
+    """What a weight that no parameter takes means, and the way out."""
+    name, layer, total = match[1], int(match[2]), sum(log.partition)
     if total and layer >= total:
-        return f"the loader meets {name}, a weight of layer {layer}: the {total} layers of the split end before it, it is the checkpoint's extra MTP layer"
+        return (
+            f"the loader meets {name}, a weight of layer {layer}: the {total} layers of the split end before it, it is the checkpoint's extra MTP layer",
+            "the split is right; take a newer vLLM, whose loader skips that layer, or serve without a pipeline",
+        )
     if (stage := re.search(r"_PP(\d+)", log.speaker(line))) and int(stage[1]) > 0 and layer == 0:
-        return f"the loader of pipeline stage {stage[1]} looks for {name}, which lies on the first stage: this model's loader does not know pipelines"
-    if log.says(_QUANTIZED):
-        return f"the checkpoint has {name}, and the model built no parameter of that name: quantization is not laid out as this vLLM expects"
-    return f"the checkpoint has {name}, and the model built no parameter of that name"
-
-
-def _missing_remedy(match: re.Match, log: Log, line: int) -> str:
-    layer, total = int(match[2]), sum(log.partition)
-    if total and layer >= total:
-        return "the split is right; take a newer vLLM, whose loader skips that layer, or serve without a pipeline"
-    if (stage := re.search(r"_PP(\d+)", log.speaker(line))) and int(stage[1]) > 0 and layer == 0:
-        return "serve this model without a pipeline (tensor parallel), or take a newer vLLM, whose loader skips weights of other stages"
-    return "take the vLLM release that the checkpoint names, or another quantization of the model"
+        return (
+            f"the loader of pipeline stage {stage[1]} looks for {name}, which lies on the first stage: this model's loader does not know pipelines",
+            "serve this model without a pipeline (tensor parallel), or take a newer vLLM, whose loader skips weights of other stages",
+        )
+    why = ": quantization is not laid out as this vLLM expects" if log.says(_QUANTIZED) else ""
+    return (
+        f"the checkpoint has {name}, and the model built no parameter of that name{why}",
+        "take the vLLM release that the checkpoint names, or another quantization of the model",
+    )
 
 
 def _ring(match: re.Match, log: Log, line: int) -> str:
@@ -149,8 +148,8 @@ RULES = (
     Rule(
         "weight-without-parameter",
         r"KeyError: '([\w.]*layers\.(\d+)\.[\w.]+)'",
-        _missing,
-        _missing_remedy,
+        lambda match, log, line: _missing(match, log, line)[0],
+        lambda match, log, line: _missing(match, log, line)[1],
         sure="medium",
     ),
     Rule(
@@ -158,7 +157,7 @@ RULES = (
         r"Mismatched type for \w+ between then block \(<\[[^\]]*\], (\w+)>\) and else block \(<\[[^\]]*\], (\w+)>\)",
         lambda match, log, line: f"the recurrent state is kept in {match[1]} and computed in {match[2]}: the convolution's kernel does not take both",
         "leave --mamba-cache-dtype at auto, and set only --mamba-ssm-cache-dtype; do not change --block-size for it",
-        when=lambda match, log, line: {match[1], match[2]} == {"fp32", "bf16"} or {match[1], match[2]} == {"fp32", "fp16"},
+        when=lambda match, log, line: {match[1], match[2]} in ({"fp32", "bf16"}, {"fp32", "fp16"}),
     ),
     Rule(
         "state-page-mismatch",

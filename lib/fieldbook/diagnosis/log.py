@@ -56,7 +56,7 @@ class Log:
 
     def says(self, pattern: str) -> re.Match | None:
         """The first place anywhere in the log, white space loose, where a pattern is."""
-        return re.search(pattern.replace(" ", r"\s+"), "\n".join(self.raw))
+        return self.says_before(len(self.raw), pattern)
 
     def says_before(self, number: int, pattern: str) -> re.Match | None:
         """The same among the lines before one."""

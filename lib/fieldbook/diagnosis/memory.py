@@ -35,17 +35,35 @@ def _shorter(match: re.Match, log: Log, line: int) -> str:
     return f"{length}, raise gpu_memory_utilization, or take a smaller KV type"
 
 
-def _phase(log: Log, line: int) -> str:
-    """What was going on when memory ran out, by what the log shows before."""
-    if log.says_before(line, r"Graph captur|Capturing CUDA graph|capture_model"):
-        return "while or after graphs were captured"
-    if log.says_before(line, r"KV cache size|# GPU blocks"):
-        return "after the KV pool was allocated"
-    if log.says_before(line, r"determine_available_memory|profile_run|Loading weights took|Model loading took"):
-        return "in the profiling run, which is one step of max_num_batched_tokens"
-    if log.says_before(line, r"Starting to load model|load_model|Loading safetensors"):
-        return "while weights were loaded"
-    return ""
+# What the log shows before, what was going on then, and the way out; the latest first.
+_PHASES = (
+    (
+        r"Graph captur|Capturing CUDA graph|capture_model",
+        " while or after graphs were captured",
+        "lower gpu_memory_utilization by 0.01 to 0.02: the estimate for graphs was too small; or fewer cudagraph_capture_sizes, or --enforce-eager",
+    ),
+    (
+        r"KV cache size|# GPU blocks",
+        " after the KV pool was allocated",
+        "lower gpu_memory_utilization, so that less of the card goes to the KV pool",
+    ),
+    (
+        r"determine_available_memory|profile_run|Loading weights took|Model loading took",
+        " in the profiling run, which is one step of max_num_batched_tokens",
+        "lower max_num_batched_tokens or max_num_seqs; raising gpu_memory_utilization does not help here",
+    ),
+    (
+        r"Starting to load model|load_model|Loading safetensors",
+        " while weights were loaded",
+        "more tensor or pipeline ranks, a quantized checkpoint, or --cpu-offload-gb; the weights alone do not fit",
+    ),
+)
+_ANY_PHASE = ("", "see with nvidia-smi what else is on the card; then more ranks, a smaller checkpoint, or fewer max_num_batched_tokens")
+
+
+def _phase(log: Log, line: int) -> tuple[str, str]:
+    """What was going on when memory ran out, in words, and the way out."""
+    return next(((words, remedy) for before, words, remedy in _PHASES if log.says_before(line, before)), _ANY_PHASE)
 
 
 def _oom(match: re.Match, log: Log, line: int) -> str:
@@ -54,21 +72,11 @@ def _oom(match: re.Match, log: Log, line: int) -> str:
     devices = sorted(set(re.findall(r"Tried to allocate [\d.]+ \w+\. GPU (\d+)", " ".join(log.lines))))
     where = f"GPU {', '.join(devices)}" if devices else "a GPU"
     facts = f": {asked[1]} asked for, {asked[4]} of {asked[3]} free" if asked else ""
-    phase = _phase(log, line)
-    return f"{where} ran out of memory{' ' + phase if phase else ''}{facts}"
+    return f"{where} ran out of memory{_phase(log, line)[0]}{facts}"
 
 
 def _oom_remedy(match: re.Match, log: Log, line: int) -> str:
-    phase = _phase(log, line)
-    if phase.startswith("while or after graphs"):
-        return "lower gpu_memory_utilization by 0.01 to 0.02: the estimate for graphs was too small; or fewer cudagraph_capture_sizes, or --enforce-eager"
-    if phase.startswith("in the profiling"):
-        return "lower max_num_batched_tokens or max_num_seqs; raising gpu_memory_utilization does not help here"
-    if phase.startswith("after the KV"):
-        return "lower gpu_memory_utilization, so that less of the card goes to the KV pool"
-    if phase.startswith("while weights"):
-        return "more tensor or pipeline ranks, a quantized checkpoint, or --cpu-offload-gb; the weights alone do not fit"
-    return "see with nvidia-smi what else is on the card; then more ranks, a smaller checkpoint, or fewer max_num_batched_tokens"
+    return _phase(log, line)[1]
 
 
 _ENOUGH = "raise gpu_memory_utilization, use more tensor or pipeline ranks, lower max_num_batched_tokens, or end what else is on the card"

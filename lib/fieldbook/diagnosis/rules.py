@@ -3,7 +3,9 @@
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
+from ..bootlog.lines import loosely
 from .log import Log
 
 Say = Callable[[re.Match, Log, int], str]
@@ -28,8 +30,12 @@ class Rule:
     when: Callable[[re.Match, Log, int], bool] = lambda match, log, line: True
 
     def match(self, message: str) -> re.Match | None:
-        """Where in a message; it has to begin with it or in its first words, since a message is looked at from each of its lines."""
-        return re.search(self.pattern.replace(" ", r"\s*"), message)
+        """Where in a message, None where it is not."""
+        return self._loose.search(message)
+
+    @cached_property
+    def _loose(self) -> re.Pattern:
+        return loosely(self.pattern)
 
 
 def said(text: Say | str, match: re.Match, log: Log, line: int) -> str:

@@ -40,7 +40,9 @@ def _answer(folder: str) -> None:
     with open(question) as file:
         places = json.load(file)["places"]
     try:
-        answer = {**_process(), "places": [_place(root_of_vllm(), **place) for place in places], "runners": _runners()}
+        # All objects of a worker are some millions, so they are gone through once.
+        kinds = {type(one) for one in gc.get_objects()}
+        answer = {**_process(), "places": [_place(root_of_vllm(), kinds, **place) for place in places], "runners": _runners(kinds)}
     except Exception as error:  # noqa: BLE001 - whatever it is, the one who asked has to hear of it
         answer = {**_process(), "error": f"{type(error).__name__}: {error}"}
     target = os.path.join(folder, f"answer-{os.getpid()}.json")
@@ -61,21 +63,17 @@ def _process() -> dict:
     for name, group in (("rank", "_WORLD"), ("pp_rank", "_PP"), ("tp_rank", "_TP")):
         found = getattr(state, group, None)
         ranks[name] = None if found is None else getattr(found, "rank" if name == "rank" else "rank_in_group")
-    return {"pid": os.getpid(), "python": sys.executable, **ranks}
+    return {"pid": os.getpid(), **ranks}
 
 
-def _types() -> set:
-    """Types of all objects that the garbage collector knows."""
-    return {type(one) for one in gc.get_objects()}
-
-
-def _runners() -> list[str]:
+def _runners(kinds: set) -> list[str]:
     """Model runners that have an object in this process: which of vLLM's two it is."""
-    return sorted({f"{kind.__module__}.{kind.__qualname__}" for kind in _types() if kind.__name__.endswith("ModelRunner")})
+    return sorted({f"{kind.__module__}.{kind.__qualname__}" for kind in kinds if kind.__name__.endswith("ModelRunner")})
 
 
-def _place(root: str, file: str, symbol: str) -> dict:
+def _place(root: str, kinds: set, file: str, symbol: str) -> dict:
     """State of one function: 'not loaded', 'unused' (the module is imported, and no object in this process reaches the function), or 'active'.
+    kinds: types of all objects in this process.
 
     sha256 is that of the file that the module was imported from, same whether the code in memory is what that file compiles to.
     """
@@ -88,7 +86,7 @@ def _place(root: str, file: str, symbol: str) -> dict:
         source = opened.read()
     found |= {"path": path, "sha256": hashlib.sha256(source).hexdigest(), "state": "unused"}
     owner, _, name = symbol.rpartition(".")
-    functions = _reached(module, owner, name)
+    functions = _reached(module, kinds, owner, name)
     if functions:
         wanted = _compiled(compile(source, path, "exec"), symbol.split("."))
         found |= {"state": "active", "same": wanted is not None and all(wanted in _codes(one) for one in functions)}
@@ -100,7 +98,7 @@ def _file_of(module) -> str | None:
     return os.path.abspath(file) if isinstance(file, str) else None
 
 
-def _reached(module, owner: str, name: str) -> list:
+def _reached(module, kinds: set, owner: str, name: str) -> list:
     """The function as it is reached: by its name in the module; through the class of every object that has it, overriding included; or by a class that
     needs no object for it."""
     if not owner:
@@ -110,7 +108,7 @@ def _reached(module, owner: str, name: str) -> list:
         return []
     if isinstance(vars(kind).get(name), (staticmethod, classmethod)):
         return [getattr(kind, name)]
-    return [getattr(one, name) for one in _types() if kind in one.__mro__ and hasattr(one, name)]
+    return [getattr(one, name) for one in kinds if kind in one.__mro__ and hasattr(one, name)]
 
 
 def _codes(function, depth: int = 4) -> list:

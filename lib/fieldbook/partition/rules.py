@@ -10,7 +10,7 @@ import numpy as np
 
 from .. import kv
 from ..kv.costs import shared_index_runs
-from ..spec import ModelSpec
+from ..spec import ModelSpec, sharing_layers
 
 RECURRENT = kv.STATE_KINDS
 
@@ -167,11 +167,6 @@ def deepstack_first(spec: ModelSpec, stages: int) -> Rule | None:
         (stage == 0) & (end < count) & (start < end),
         lambda stage, start, end: f"the first stage ends before layer {end}, and image features are added up to layer {count - 1}",
     )
-
-
-def sharing_layers(spec: ModelSpec) -> tuple[int, ...]:
-    """Layers that use the top-k indices of a layer before them."""
-    return tuple(layer.index for layer in spec.layers if layer.attention.indexer is not None and not layer.attention.indexer.owns)
 
 
 def own_indices(spec: ModelSpec, stages: int) -> Rule | None:

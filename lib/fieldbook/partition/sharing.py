@@ -10,9 +10,8 @@ from ..budget import Gpus
 from ..errors import BadInput
 from ..memory import GIB
 from ..params import Params
-from ..spec import ModelSpec
+from ..spec import ModelSpec, sharing_layers
 from .plan import Plan, plan
-from .rules import sharing_layers
 from .table import stage_table
 
 MODES = ("clean", "relay", "flip")

@@ -12,9 +12,9 @@ from ..errors import BadInput
 from ..kv.costs import BlockCosts, block_costs, shared_index_runs
 from ..memory import Layout
 from ..params import Params
-from ..spec import ModelSpec
+from ..spec import ModelSpec, sharing_layers
 from ..splits import Split, default_split
-from .rules import Rule, rules_of, sharing_layers
+from .rules import Rule, rules_of
 
 
 @dataclass(frozen=True)

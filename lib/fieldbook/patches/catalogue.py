@@ -1,5 +1,7 @@
 """The catalogue: every defect with a mend, in the order in which edits of one file are made, and those that are only looked for."""
 
+from collections.abc import Iterable
+
 from ..errors import BadInput
 from . import cpu_eager_pp, index_flip, index_guard, index_relay, kv_ghost, mtp_stage, observed, ple_containment, tp_partial
 from .site import Defect
@@ -16,6 +18,11 @@ def defect_of(defect_id: str) -> Defect:
     if defect_id not in CATALOGUE:
         raise BadInput(f"patch {defect_id!r} is not in the catalogue; it has {', '.join(CATALOGUE)}")
     return CATALOGUE[defect_id]
+
+
+def bundles_of(defect_ids: Iterable[str]) -> tuple[str, ...]:
+    """These patches with all that go with them, each once."""
+    return tuple(dict.fromkeys(name for one in defect_ids for name in bundle_of(one)))
 
 
 def bundle_of(defect_id: str) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from .. import files, memory
 from ..errors import BadInput, GateFailed
 from ..params import Params
 from . import site, store
-from .catalogue import CATALOGUE, MENDED, bundle_of, defect_of
+from .catalogue import CATALOGUE, MENDED, bundle_of, bundles_of, defect_of
 from .states import read, state_of
 
 
@@ -133,7 +133,7 @@ def _change(tree: Path, active: tuple[str, ...], manifest: store.Manifest, param
 
 def diff(tree: Path, *defect_ids: str) -> str:
     """Unified diff of these mends and their bundles: of what was applied, or of what would be. Empty where there is nothing to mend."""
-    wanted = tuple(dict.fromkeys(name for one in defect_ids for name in bundle_of(one)))
+    wanted = bundles_of(defect_ids)
     states = {name: state_of(tree, name) for name in wanted}
     if "not recognised" in states.values() or not any(state in ("present", "patched") for state in states.values()):
         return ""
@@ -158,7 +158,7 @@ def overlay(tree: Path, defect_ids: list[str], folder: Path, params: Params | No
     """
     if folder.exists() and any(folder.iterdir()):
         raise BadInput(f"patches --overlay: {folder} is not empty; give a folder that is new or empty")
-    wanted = tuple(dict.fromkeys(name for one in defect_ids for name in bundle_of(one)))
+    wanted = bundles_of(defect_ids)
     manifest = store.load(tree)
     for one in wanted:
         _allowed(one, [*manifest.active, *wanted], params)

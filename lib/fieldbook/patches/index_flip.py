@@ -9,8 +9,9 @@ import libcst as cst
 import libcst.matchers as m
 
 from .. import kv, splits
+from ..spec import sharing_layers
 from .site import MARK, Defect, Site, findall
-from .topk_sharing import HY, HY_ATTENTION, RULE, V2, V32, V32_ATTENTION, calls, marked, met, predicate, shares, skips_hy
+from .topk_sharing import HY, HY_ATTENTION, RULE, SKIP, V2, V32, V32_ATTENTION, calls, marked, met, predicate, skips_hy
 
 _OWN, _FIRST = "_computes_own_topk", "_shares_before_an_owner"
 _BEFORE = f'''\
@@ -60,17 +61,16 @@ def _helper(file: str) -> str:
 
 def _flipped(node: cst.If, function: cst.FunctionDef) -> cst.FlattenSentinel:
     """The name is the one that the rule sets."""
-    name = next(one.target.value for one in findall(node.body, m.AssignTarget(m.Name("skip_topk") | m.Name("_skip_topk"))))
+    name = next(one.target.value for one in findall(node.body, SKIP))
     return cst.FlattenSentinel([node, marked(f"{name} = {name} and not {_OWN}(config, layer_id)")])
 
 
 def _by_rule(file: str, symbol: str) -> Site:
-    skip = m.AssignTarget(m.Name("skip_topk") | m.Name("_skip_topk"))
     return Site(
         file,
         symbol,
         stock=RULE,
-        mended=m.SimpleStatementLine([m.Assign(targets=[skip], value=m.MatchIfTrue(lambda value: calls(value, _OWN)))]),
+        mended=m.SimpleStatementLine([m.Assign(targets=[SKIP], value=m.MatchIfTrue(lambda value: calls(value, _OWN)))]),
         edit=_flipped,
         helper=_helper(file),
         keeps=True,
@@ -142,7 +142,7 @@ def refused(params, spec) -> str:
     """Why a box must not be given this patch, '' where it may: no layer shares, or the layers that would compute their own have no weights for it."""
     from ..partition import indexer_evidence
 
-    if not shares(spec):
+    if not sharing_layers(spec):
         return f"the layers of {params.model.name} share no top-k indices"
     evidence, best = indexer_evidence(params, spec), params.parallel.layer_partition == "best"
     flips = () if best else tuple(i for stage in kv.flipped_layers(spec, splits.resolve_split(params.parallel, spec)) for i in stage)

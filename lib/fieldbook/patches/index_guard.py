@@ -4,7 +4,7 @@ The mend refuses it at start-up, on the stage concerned, unless the indices are 
 """
 
 from .site import MARK, Defect
-from .topk_sharing import MODELS, beside, built, met, predicate, rules
+from .topk_sharing import MODELS, beside, built, met, rules
 
 _CALL = "_refuse_cut_topk_indices"
 _SOURCE = f'''\
@@ -28,7 +28,7 @@ def {_CALL}(model):  # {MARK}
 
 
 def _site(file: str):
-    return built(file, _CALL, beside(f"{_CALL}(self)"), f"{predicate(file)}\n\n{_SOURCE}")
+    return built(file, _CALL, beside(f"{_CALL}(self)"), _SOURCE)
 
 
 DEFECT = Defect(

@@ -9,7 +9,8 @@ import libcst as cst
 import libcst.matchers as m
 
 from .site import MARK, Defect, Site, findall
-from .topk_sharing import MODELS, V2, beside, built, calls, met, predicate, rules
+from .topk_sharing import MODELS, V2, beside, built, calls, met, rules
+from .tp_partial import NOT_LAST
 
 _RELAY, _TAKE, _SENT = "_relay_topk_indices", "_take_topk_indices", "_sent_topk_indices"
 # Zeros for a stage that nothing has reached yet: the first position, which every request has.
@@ -69,7 +70,6 @@ def _takes(file: str) -> Site:
     )
 
 
-_NOT_LAST = m.UnaryOperation(m.Not(), m.Attribute(value=m.Call(func=m.Name("get_pp_group"), args=[]), attr=m.Name("is_last_rank")))
 _SENDS = m.Return(m.Call(func=m.Name("IntermediateTensors"), args=[m.Arg(m.Dict())]))
 
 
@@ -97,8 +97,8 @@ def _hands_over(file: str) -> Site:
     return Site(
         file,
         f"{MODELS[file]}.forward",
-        stock=m.If(test=_NOT_LAST, body=m.MatchIfTrue(lambda body: _sends(body) and "topk" not in cst.Module([]).code_for_node(body))),
-        mended=m.If(test=_NOT_LAST, body=m.MatchIfTrue(lambda body: _sends(body) and calls(body, _SENT))),
+        stock=m.If(test=NOT_LAST, body=m.MatchIfTrue(lambda body: _sends(body) and "topk" not in cst.Module([]).code_for_node(body))),
+        mended=m.If(test=NOT_LAST, body=m.MatchIfTrue(lambda body: _sends(body) and calls(body, _SENT))),
         edit=_with_indices,
         needed=file == V2,
         requires=(m.Param(name=m.Name("positions")),),
@@ -106,7 +106,7 @@ def _hands_over(file: str) -> Site:
 
 
 def _build(file: str) -> Site:
-    return built(file, _RELAY, _relayed, f"{predicate(file)}\n\n{_SOURCE}")
+    return built(file, _RELAY, _relayed, _SOURCE)
 
 
 _KEYWORD = m.Arg(keyword=m.Name("all_gather_tensors"))

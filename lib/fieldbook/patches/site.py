@@ -98,10 +98,8 @@ def findall(node: cst.CSTNode, matcher: m.BaseMatcherNode) -> list[cst.CSTNode]:
     return [one for one in below if (not concrete or type(one).__name__ == kind) and m.matches(one, matcher)]
 
 
-def state(site: Site, module: cst.Module | None, there: bool = True) -> str:
-    """'present', 'mended', 'does not apply' or 'not recognised'. there: the file is in the tree."""
-    if not there:
-        return "not recognised" if site.needed else "does not apply"
+def state(site: Site, module: cst.Module | None) -> str:
+    """'present', 'mended', 'does not apply' or 'not recognised'. module: None for a file that is no Python."""
     function = function_of(module, site.symbol) if module else None
     if function is None:
         absent = module is not None and not site.needed and not _names(module, site.symbol.partition(".")[0])
@@ -122,7 +120,7 @@ def state_in(site: Site, text: bytes | None) -> str:
     """The same as `state` of a file's source, None for a file that is not there; of which only the function in question is parsed where Python's own parser
     finds it once. A look at an installation is to take two seconds, and libcst takes one for a file of 7,000 lines."""
     if text is None:
-        return state(site, None, there=False)
+        return "not recognised" if site.needed else "does not apply"
     module = _piece(text, site.symbol)
     if module is None:
         return state(site, parse(text))

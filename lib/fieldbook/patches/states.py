@@ -137,13 +137,16 @@ def as_rows(rows: list[Status]) -> list[dict]:
 
 def unmended(rows: list[dict]) -> list[str]:
     """Ids of the defects among status rows that the box meets, that are not mended, and that it must not be served with."""
-    return [row["id"] for row in rows if row["met_by_this_box"] and row.get("blocks", True) and row["state"] not in MENDED]
+    return [row["id"] for row in rows if _stands_against(row)]
 
 
 def why_unmended(rows: list[dict]) -> str:
     """What stands against serving a box with these status rows, and the way out of each; '' where nothing does."""
-    open_ones = [row for row in rows if row["id"] in unmended(rows)]
-    return "; ".join(_why(row) for row in open_ones)
+    return "; ".join(_why(row) for row in rows if _stands_against(row))
+
+
+def _stands_against(row: dict) -> bool:
+    return row["met_by_this_box"] and row.get("blocks", True) and row["state"] not in MENDED
 
 
 def _why(row: dict) -> str:

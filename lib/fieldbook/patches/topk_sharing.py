@@ -7,6 +7,7 @@ reads what an earlier step left there, or memory that was never written.
 import libcst as cst
 import libcst.matchers as m
 
+from ..spec import sharing_layers
 from .site import MARK, Site, findall
 
 # Files, and in each the class of the model, its predicate below, and what the file has instead of one assignment of the factory.
@@ -87,15 +88,18 @@ _MADE = (m.AssignTarget(m.Attribute(m.Name("self"), m.Name("config"))), _SPLIT)
 _BUFFER = m.AssignTarget(m.OneOf(m.Name("topk_indices_buffer"), m.Attribute(m.Name("self"), m.Name("topk_indices_buffer"))))
 
 
-def built(file: str, call: str, edit, helper: str) -> Site:
-    """The place in a model's __init__ where layers and buffer are there and the tensors that cross the boundary are named; `call` comes after it."""
+def built(file: str, call: str, edit, source: str) -> Site:
+    """The place in a model's __init__ where layers and buffer are there and the tensors that cross the boundary are named; `call` comes after it.
+
+    source: the functions that the edits of this file call, beside the predicate.
+    """
     return Site(
         file,
         f"{MODELS[file]}.__init__",
         stock=_FACTORIES if file in HY else _FACTORY,
         mended=m.SimpleStatementLine([m.Expr(m.Call(func=m.Name(call)))]),
         edit=edit,
-        helper=helper,
+        helper=f"{predicate(file)}\n\n{source}",
         keeps=True,
         needed=file == V2,
         requires=(_BUFFER, *_MADE),
@@ -105,8 +109,12 @@ def built(file: str, call: str, edit, helper: str) -> Site:
 _PATTERN = m.Comparison(m.Name(), [m.ComparisonTarget(m.Is(), m.Name("None"))])
 
 
+# By release and file.
+SKIP = m.AssignTarget(m.Name("skip_topk") | m.Name("_skip_topk"))
+
+
 def _sets_skip(node: cst.BaseSuite) -> bool:
-    return bool(findall(node, m.Assign(targets=[m.AssignTarget(m.Name("skip_topk") | m.Name("_skip_topk"))])))
+    return bool(findall(node, m.Assign(targets=[SKIP])))
 
 
 def _takes_s(node: cst.CSTNode) -> bool:
@@ -149,16 +157,11 @@ def rules() -> tuple[Site, ...]:
     )
 
 
-def shares(spec) -> bool:
-    """Whether layers of a model share top-k indices."""
-    return any(layer.attention.indexer is not None and not layer.attention.indexer.owns for layer in spec.layers)
-
-
 def met(mode: str | None = None):
     """Whether a box cuts such a model into stages, in this way of treating the cuts; None: in whichever."""
 
     def met_by(params, spec) -> bool:
         parallel = params.parallel
-        return shares(spec) and parallel.pipeline_parallel_size > 1 and mode in (None, parallel.index_sharing)
+        return bool(sharing_layers(spec)) and parallel.pipeline_parallel_size > 1 and mode in (None, parallel.index_sharing)
 
     return met_by

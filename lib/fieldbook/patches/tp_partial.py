@@ -10,7 +10,8 @@ import libcst.matchers as m
 
 from .site import MARK, Defect, Site, findall
 
-_NOT_LAST = m.UnaryOperation(m.Not(), m.Attribute(value=m.Call(func=m.Name("get_pp_group"), args=[]), attr=m.Name("is_last_rank")))
+# How vLLM's models ask whether they have to hand over to a next stage.
+NOT_LAST = m.UnaryOperation(m.Not(), m.Attribute(value=m.Call(func=m.Name("get_pp_group"), args=[]), attr=m.Name("is_last_rank")))
 # Exactly these two under their own names: the mend changes what they are bound to.
 _BOTH = [m.DictElement(m.SimpleString(f'"{name}"'), m.Name(name)) for name in ("hidden_states", "residual")]
 # What index-relay adds to them does not matter here.
@@ -47,8 +48,8 @@ def _site(vendor: str) -> Site:
     return Site(
         f"models/deepseek_v32/{vendor}/model.py",
         "DeepseekV32Model.forward",
-        stock=m.If(test=_NOT_LAST, body=m.MatchIfTrue(lambda body: _sends(body) and not _reduces(body))),
-        mended=m.If(test=_NOT_LAST, body=m.MatchIfTrue(lambda body: _sends(body) and _reduces(body))),
+        stock=m.If(test=NOT_LAST, body=m.MatchIfTrue(lambda body: _sends(body) and not _reduces(body))),
+        mended=m.If(test=NOT_LAST, body=m.MatchIfTrue(lambda body: _sends(body) and _reduces(body))),
         edit=_summed,
         helper=_SOURCE,
         trace=m.Return(m.Call(func=m.Name("IntermediateTensors"))),
