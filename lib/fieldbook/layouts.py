@@ -9,6 +9,7 @@ from .errors import BadInput
 from .inventory import Inventory
 from .params import Params
 from .partition import Candidate, Plan, Treatment
+from .schema import Ranks
 from .spec import ModelSpec
 from .station import Station
 from .strategy import Fabric, Outcome, Strategy
@@ -57,7 +58,7 @@ def study(
     # The KV space that the params give was seen with their own way of sharing: only what is planned takes another one.
     asked = {"index_sharing": index_sharing or own.index_sharing, "workload": workload or own.workload}
     planned = params.model_copy(update={"parallel": own.model_copy(update=asked)})
-    ranks, on_cpu = own.tensor_parallel_size * own.pipeline_parallel_size, params.engine.device == "cpu"
+    ranks, on_cpu = own.ranks, params.engine.device == "cpu"
     fabric = strategy.fabric_of(box, ranks, memory_read_bytes_s, on_cpu)
     outcomes = tuple(strategy.strategies(planned, spec, fabric, sizes_of(box)))
     cards = gpus
@@ -77,13 +78,25 @@ def study(
         shown = f"; layouts of all {len(fabric.gpus)} GPUs that hold it: {', '.join(others[:6])}" if others else ""
         raise BadInput(partition.refusal(params, spec, cards, found, lambda *layout: _runs(spec, fabric.capability, *layout)) + shown)
     chosen = _chosen(params, spec, found, index_sharing)
-    here = strategy.Strategy(own.tensor_parallel_size, own.pipeline_parallel_size, 1, 1, own.decode_context_parallel_size)
+    here = strategy_of(own)
     vetoes = strategy.vetoes_of(here, spec, planned, fabric.capability)
     refused = "; ".join(f"{veto.reason} ({veto.source})" for veto in vetoes) or partition.flip_refused(params, spec, chosen.flips)
     if not refused and not on_cpu and 0 < len(box.gpus) < ranks:
         refused = f"the layout takes {ranks} GPUs, and the box has {len(box.gpus)}"
     refused = refused or _unpatched(planned, here, spec, chosen)
     return Study(planned, spec, fabric, found, chosen, tuple(partition.treatments(params, spec, cards)), outcomes, "", refused)
+
+
+def strategy_of(arm: Ranks) -> Strategy:
+    """The parallel sizes of an arm as a strategy."""
+    return Strategy(
+        arm.tensor_parallel_size,
+        arm.pipeline_parallel_size,
+        arm.data_parallel_size,
+        arm.prefill_context_parallel_size,
+        arm.decode_context_parallel_size,
+        arm.expert_parallel,
+    )
 
 
 def _runs(spec: ModelSpec, capability: float | None, layout: memory.Layout, stages: int, params: Params) -> bool:
@@ -127,7 +140,7 @@ def of_station(station: Station) -> Study:
     first = station.earlier(1)
     reads = first.figures.get("memory_read_gb_s")
     rate = reads.value * 1e9 if reads is not None and station.params.engine.device == "cpu" else None
-    found = study(station.params, Inventory.model_validate(first.data["inventory"]), gpus=station.gpus(), memory_read_bytes_s=rate)
+    found = study(station.params, station.box(), gpus=station.gpus(), memory_read_bytes_s=rate)
     if found.plan is None:
         raise BadInput(found.why_not)
     return found

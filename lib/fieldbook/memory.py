@@ -147,6 +147,7 @@ def kv_engine(params: Params, spec: ModelSpec, stages: int, layout: Layout) -> d
         "block_size": engine.block_size_tokens,
         "release": engine.vllm_release,
         "draft_tokens": engine.draft_tokens,
+        "state_dtype": engine.state_dtype,
         "state_mode": "align" if engine.prefix_caching else "none",
         "dcp": layout.decode_context_parallel_size,
         "device": engine.device,
@@ -155,8 +156,10 @@ def kv_engine(params: Params, spec: ModelSpec, stages: int, layout: Layout) -> d
 
 
 def server_spec(params: Params, spec: ModelSpec) -> ModelSpec:
-    """The model as the server holds it: convolution states lie in the server's dtype, which need not be the checkpoint's."""
-    return replace(spec, dtype=params.engine.dtype)
+    """The model as the server holds it: convolution states lie in the server's dtype, which need not be the checkpoint's, and draft layers are there
+    only where they draft."""
+    drafts = spec.mtp_layers if params.engine.mtp_tokens else ()
+    return replace(spec, dtype=params.engine.dtype, mtp_layers=drafts)
 
 
 def pool(

@@ -175,7 +175,7 @@ def token_bytes(spec: ModelSpec, params: Params) -> Rows:
         replace(spec, dtype=params.engine.dtype),
         tensor_parallel_size=tp,
         cache_dtype=cache,
-        state_dtype="auto",
+        state_dtype=params.engine.state_dtype,
         draft_tokens=params.engine.draft_tokens,
         device=params.engine.device,
         release=params.engine.vllm_release,

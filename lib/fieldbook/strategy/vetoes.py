@@ -7,13 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from .. import kv, memory, weights
+from ..drafts import NO_DRAFT_WITH_PP, minor
 from ..params import Params
 from ..spec import ModelSpec
 from .layouts import Strategy
-
-# Draft classes that a pipeline cannot have, by family: 0.29 refuses every draft model with PP > 1. Sources: v1/worker/gpu/spec_decode/gemma4/speculator.py
-# (verifies the draft with the target's PP), models/qwen3_next_mtp.py (asks for intermediate tensors that a draft on the last rank does not get).
-NO_DRAFT_WITH_PP = {"gemma4": "its draft model is checked with the target's pipeline and refused", "qwen3_next": "its draft model asserts on the last stage"}
 
 
 @dataclass(frozen=True)
@@ -22,11 +19,6 @@ class Veto:
 
     reason: str
     source: str
-
-
-def minor(release: str) -> int:
-    """30 of '0.30' or '0.30.1'."""
-    return int(release.split(".")[1])
 
 
 def is_mla(spec: ModelSpec) -> bool:
@@ -99,7 +91,7 @@ def stages(s: Strategy, spec: ModelSpec, params: Params) -> Veto | None:
         return Veto(f"{pp} stages for {spec.num_hidden_layers} layers", "distributed/utils.py:get_pp_indices leaves stages empty")
     if pp == 1:
         return None
-    if params.engine.draft_tokens and spec.mtp_layers:
+    if params.engine.mtp_tokens and spec.mtp_layers:
         if release <= 29:
             return Veto("drafted tokens never reach the other stages in 0.29; draft_tokens 0, or 0.30", "v1/worker/gpu/pp_utils.py:PPHandler")
         for family, why in NO_DRAFT_WITH_PP.items():
