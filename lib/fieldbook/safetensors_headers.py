@@ -130,6 +130,20 @@ def read_header(file: Path) -> list[Tensor]:
     return [tensor for tensor, _ in entries]
 
 
+def header_bytes(file: Path) -> bytes:
+    """A file's header as it is: what its hash is taken of. Call it after read_header, which checks it."""
+    with Path(file).open("rb") as stream:
+        return stream.read(int.from_bytes(stream.read(8), "little"))
+
+
+def stated_bytes(folder: Path) -> int | None:
+    """Bytes of all tensors as the index states them (metadata.total_size); None without an index, or where it does not say."""
+    index = Path(folder) / INDEX
+    metadata = _json(index.read_bytes(), index).get("metadata") if index.is_file() else None
+    stated = metadata.get("total_size") if isinstance(metadata, dict) else None
+    return int(stated) if isinstance(stated, (int, float)) and not isinstance(stated, bool) else None
+
+
 def _json(raw: bytes, file: Path) -> dict:
     def unique(pairs: list[tuple[str, Any]]) -> dict:
         made = dict(pairs)

@@ -1,22 +1,21 @@
 """The runner: seven notebooks through papermill, one line of progress each, one report at the end, no server left behind."""
 
-import fcntl
 import json
 import os
-import signal
 import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
 import yaml
 
-from . import files, models, paths, processes, publish, receipts, server
+from . import files, models, onewalk, paths, publish, receipts, server
 from .errors import BadInput, FieldbookError
+from .interrupts import Interrupted, ignore_signals, owning, signals
 from .params import Params
 from .station import BY_HAND
 
@@ -30,14 +29,6 @@ class Walk:
     receipts: list[str]
     verdict: str
     report: Path | None
-
-
-class Interrupted(BaseException):
-    """SIGINT or SIGTERM arrived. Not an Exception, so that nothing on the way mistakes it for a failed cell."""
-
-    def __init__(self, number: int):
-        self.number = number
-        super().__init__(signal.Signals(number).name)
 
 
 def say(text: str) -> None:
@@ -77,24 +68,28 @@ def choose_run_dir(params: Params, first: int, only: int | None, asked: str | No
 def run(params: Params, first: int = 1, only: int | None = None, run_dir: str | None = None, keep_server: bool = False, params_file: str = "PARAMS") -> Walk:
     """Run the stations from `first`, or only one, then write the report. Never leaves a server unless `keep_server`.
 
-    A failed station ends the walk; the report then shows the failure. Raises FieldbookError while another walk runs in this environment.
+    A failed station ends the walk; the report then shows the failure. While another live walk runs on this machine, it is waited for.
     """
     nested = bool(os.environ.get("FIELDBOOK_NESTED"))
-    with _alone(params, nested):
+    with nullcontext() if params.box.kind != "live" or nested else onewalk.alone(say):
         return _run_alone(params, first, only, run_dir, keep_server, nested, params_file)
 
 
 def _run_alone(params: Params, first: int, only: int | None, run_dir: str | None, keep_server: bool, nested: bool, params_file: str) -> Walk:
-    folder = choose_run_dir(params, first, only, run_dir)
-    folder.mkdir(parents=True, exist_ok=True)
+    while True:
+        folder = choose_run_dir(params, first, only, run_dir)
+        # A folder named by the second may be another's who began in the same one.
+        with suppress(FileExistsError):
+            folder.mkdir(parents=True, exist_ok=bool(run_dir) or (folder / "params.yml").is_file())
+            break
     files.write_whole(folder / "params.yml", yaml.safe_dump(params.model_dump(), sort_keys=False))
     names = [paths.station_name(only)] if only else paths.STATIONS[first - 1 :]
     started, status, failure, report, setup_s = time.monotonic(), 0, "", None, 0.0
     # A killed walk leaves its last line.
     (folder / ".progress").unlink(missing_ok=True)
-    with _signals():
+    with signals():
         try:
-            with _owning(keep_server), _shown_progress(folder):
+            with owning(keep_server), _shown_progress(folder):
                 say(f"{params.box.name}: run folder {_shown(folder)}")
                 if params.box.kind == "live":
                     models.ensure(params, say)
@@ -109,7 +104,7 @@ def _run_alone(params: Params, first: int, only: int | None, run_dir: str | None
         except FieldbookError as error:
             status, failure = error.exit_status, str(error)
         finally:
-            _ignore_signals()
+            ignore_signals()
             if not keep_server or status:
                 for name in server.stop_all(folder):
                     say(f"stopped server {name}")
@@ -189,61 +184,6 @@ def _shown(folder: Path) -> str:
         return str(folder.relative_to(Path.cwd()))
     except ValueError:
         return str(folder)
-
-
-@contextmanager
-def _alone(params: Params, nested: bool) -> Iterator[None]:
-    """Hold the lock of this environment during a live walk. Raises FieldbookError when another walk holds it.
-
-    Two walks at once would falsify each other's figures and patch one vLLM under the other's feet.
-    """
-    if params.box.kind != "live" or nested:
-        yield
-        return
-    with open(Path(sys.prefix) / "fieldbook-walk.lock", "a+") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            lock.seek(0)
-            raise FieldbookError(f"another walk ({lock.read().strip()}) runs in this environment; wait for it, two at once spoil both") from None
-        lock.truncate(0)
-        lock.write(f"process {os.getpid()}, box {params.box.name}")
-        lock.flush()
-        yield
-
-
-@contextmanager
-def _owning(outlived: bool) -> Iterator[None]:
-    """Name this process as owner of the servers that the notebooks start, or the one above when they are to outlive this run."""
-    before = os.environ.get("FIELDBOOK_OWNER")
-    if not before:
-        os.environ["FIELDBOOK_OWNER"] = str(processes.owner_of_servers() if outlived else processes.identify(os.getpid()))
-    try:
-        yield
-    finally:
-        if before is None:
-            os.environ.pop("FIELDBOOK_OWNER", None)
-
-
-@contextmanager
-def _signals() -> Iterator[None]:
-    """Raise Interrupted at the first SIGINT or SIGTERM; a second one must not stop the stopping of servers."""
-
-    def interrupt(number, _frame):
-        _ignore_signals()
-        raise Interrupted(number)
-
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _ignore_signals() -> None:
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
 
 
 @contextmanager

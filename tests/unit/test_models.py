@@ -143,7 +143,7 @@ def test_another_gguf_inside_the_wheel_is_refused(box):
 
 def test_a_config_that_planning_did_not_see_is_refused(box):
     box.config = {**CONFIG, "num_hidden_layers": 31, "transformers_version": "9.9"}
-    with pytest.raises(FieldbookError, match="disagree on num_hidden_layers; predictions"):
+    with pytest.raises(FieldbookError, match="disagree: num_hidden_layers is 31, planned with 30; predictions"):
         models.ensure(box.params)
     assert left(box) == []
 
