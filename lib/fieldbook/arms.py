@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from . import bench, bootlog, models, paths, server
+from . import bench, bootlog, gates, models, paths, server, starting
 from .bench import Sample
 from .bootlog import BootLog
 from .errors import BadInput, GateFailed
@@ -45,8 +45,13 @@ def recorded_file(station: Station, name: str) -> Path:
     return file
 
 
-def boot(station: Station, name: str, arm: Parallel | Baseline, layers_per_stage: tuple[int, ...]) -> Boot:
-    """Start an arm and wait until it serves; for a recorded box read the log it was recorded with.
+def look(station: Station, arm: Parallel | Baseline, layers_per_stage: tuple[int, ...], defects: list[dict[str, Any]]) -> gates.Launch:
+    """What the gates look at before this arm is launched. defects: status of the known ones after patching."""
+    return gates.look(station.params, arm, layers_per_stage, box=station.box(), defects=defects, gpus=station.gpus(), run_dir=station.run_dir)
+
+
+def boot(station: Station, name: str, arm: Parallel | Baseline, layers_per_stage: tuple[int, ...], first_token: bool = True) -> Boot:
+    """Start an arm and wait until it has produced a token (without first_token: until it is healthy); for a recorded box read the log of then.
 
     Raises GateFailed with the root error when it does not start.
     """
@@ -55,8 +60,8 @@ def boot(station: Station, name: str, arm: Parallel | Baseline, layers_per_stage
         return Boot(name, bootlog.parse(text), None, [], None)
     models.ensure(station.params, station.progress)
     with station.clock("server start"):
-        state_file = server.launch(station.params, arm, layers_per_stage, station.run_dir, name)
-        ready_s, phases = server.wait_ready(state_file, station.params.server.ready_timeout_s, station.progress)
+        state_file = server.launch(station.params, arm, layers_per_stage, station.run_dir, name, station.box())
+        ready_s, phases = starting.wait_ready(state_file, station.params.server.ready_timeout_s, station.progress, first_token)
     station.progress("")
     return Boot(name, bootlog.parse(server.log_text(server.read_state(state_file))), ready_s, phases, state_file)
 
@@ -74,6 +79,11 @@ def stop(station: Station, receipt: Receipt) -> None:
     state_file = _state_file(station, receipt)
     if state_file and state_file.is_file():
         server.stop(state_file)
+
+
+def api_key(station: Station) -> str:
+    """What the servers of this box ask their clients for, '' for none or where nothing is served."""
+    return server.api_key_of(station.params) if station.live else ""
 
 
 def stop_boot(booted: Boot) -> None:

@@ -40,7 +40,7 @@ class Sample(BaseModel):
 def arguments(params: Params, state: dict, prompt_tokens: int, output_tokens: int, streams: int, seed: int) -> list[str]:
     """Arguments of `vllm bench serve` for one sample: random prompts of an exact length, a fixed output length, greedy."""
     return [
-        *("--backend", "openai", "--base-url", f"http://{server.HOST}:{state['port']}", "--endpoint", "/v1/completions"),
+        *("--backend", "openai", "--base-url", server.url(state), "--endpoint", "/v1/completions"),
         *("--model", params.model.name, "--tokenizer", str(server.weights_dir(params)), "--dataset-name", "random"),
         *("--random-input-len", str(prompt_tokens), "--random-output-len", str(output_tokens), "--ignore-eos"),
         *("--num-prompts", str(streams), "--max-concurrency", str(streams), "--seed", str(seed)),
@@ -116,7 +116,7 @@ def counters(state: dict) -> dict[str, float]:
     """The server's counters now."""
     import httpx
 
-    return parse_counters(httpx.get(f"http://{server.HOST}:{state['port']}/metrics", timeout=30).text)
+    return parse_counters(httpx.get(server.url(state, "/metrics"), timeout=30, headers=server.headers(state)).text)
 
 
 def points(params: Params) -> list[tuple[str, int, int, int]]:

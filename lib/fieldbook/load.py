@@ -16,12 +16,14 @@ from .errors import GateFailed
 
 
 @contextmanager
-def client(log: Path) -> Iterator[Callable[[list[str]], dict]]:
+def client(log: Path, api_key: str = "") -> Iterator[Callable[[list[str]], dict]]:
     """A function that runs one benchmark (arguments as for `vllm bench serve`) and returns vLLM's result document.
 
-    The function raises GateFailed when the client fails or dies; everything it prints goes to `log`.
+    The function raises GateFailed when the client fails or dies; everything it prints goes to `log`. api_key: what the server asks for.
     """
     env = {**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "PYTHONPATH": str(Path(__file__).resolve().parents[1])}
+    # Where vLLM's client looks for it; in its arguments every user of the machine could read it.
+    env |= {"OPENAI_API_KEY": api_key} if api_key else {}
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as sink:
         process = subprocess.Popen(
@@ -60,12 +62,12 @@ def client(log: Path) -> Iterator[Callable[[list[str]], dict]]:
 
 
 @contextmanager
-def client_if(live: bool, log: Path) -> Iterator[Callable[[list[str]], dict] | None]:
+def client_if(live: bool, log: Path, api_key: str = "") -> Iterator[Callable[[list[str]], dict] | None]:
     """`client` for a live box; for a recorded one nothing is started and the function is None."""
     if not live:
         yield None
         return
-    with client(log) as run:
+    with client(log, api_key) as run:
         yield run
 
 

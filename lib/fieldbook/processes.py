@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 import psutil
 
+# Long enough for a resource tracker to notice that it is alone, and to tidy up.
+TRACKER_S = 3.0
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
 
@@ -111,13 +113,27 @@ def end_session(leader: ProcessId, timeout_s: float) -> None:
     deadline = time.monotonic() + timeout_s
     while session_members(leader) and time.monotonic() < deadline:
         time.sleep(0.1)
+    spared_until = time.monotonic() + TRACKER_S
     for _ in range(100):
         members = session_members(leader)
         if not members:
             return
         for pid in members:
-            _send(pid, signal.SIGKILL)
+            if not (_is_resource_tracker(pid) and time.monotonic() < spared_until):
+                _send(pid, signal.SIGKILL)
         time.sleep(0.1)
+
+
+def _is_resource_tracker(pid: int) -> bool:
+    """Python's own process that removes the semaphores and shared memory of a program once all its processes are gone: killed, it could not.
+
+    The semaphores are files that nobody has mapped any more, so nobody else could tell whose they are.
+    """
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return b"multiprocessing.resource_tracker" in file.read()
+    except OSError:
+        return False
 
 
 def _send(pid: int, number: int) -> None:

@@ -7,8 +7,9 @@ from typing import Any
 
 from . import arms, bootlog, patches, server
 from .errors import GateFailed
+from .params import Params
 from .patches import evidence
-from .schema import Parallel
+from .schema import Parallel, Ranks
 from .station import Station
 
 Rows = list[dict[str, Any]]
@@ -56,7 +57,7 @@ def _request(station: Station, name: str, arm: Parallel, layers_per_stage: tuple
     """Boot, ask once, stop: (boots, answers and evidence, what `after` made of the server while it ran)."""
     prompt, most = station.params.probes.prompts[0], station.params.probes.output_tokens
     try:
-        started = arms.boot(station, name, arm, layers_per_stage)
+        started = arms.boot(station, name, arm, layers_per_stage, first_token=False)
     except GateFailed as error:
         return {"boots": False, "answers": False, "evidence": str(error)}, None
     station.progress(f"{name}: first request")
@@ -72,6 +73,33 @@ def _request(station: Station, name: str, arm: Parallel, layers_per_stage: tuple
     finally:
         server.stop(started.state_file)
         station.progress("")
+
+
+def _live(tree: Path, wanted: list[str], state: dict[str, Any], arm: Ranks) -> Rows:
+    """What each rank of a running server says of these patches. Raises GateFailed when one does not run a mend."""
+    # Engines of data parallelism beside each other are worlds of their own; each has these ranks.
+    said = server.running_code(state, evidence.places(wanted), arm.ranks // arm.data_parallel_size)
+    live = evidence.rows(tree, wanted, said)
+    if problems := evidence.problems(live):
+        raise GateFailed(f"a mend is not live: {'; '.join(problems)}")
+    return live
+
+
+def live_in(params: Params, state: dict[str, Any], arm: Ranks, rows: Rows) -> Rows:
+    """The patches that a box needs and status rows say are applied, asked of the ranks of its running server. Raises GateFailed as _live does."""
+    wanted = [row["id"] for row in rows if row["met_by_this_box"] and row["state"] in ("patched", "edited")]
+    return _live(patches.tree_of_box(params), wanted, state, arm) if wanted else []
+
+
+def live_now(station: Station, booted: arms.Boot, arm: Ranks) -> Rows:
+    """live_in for a notebook's server, which is stopped when a mend is not live; of a recorded box what its mended server said then."""
+    if not station.live:
+        return _recorded(station)["live"]
+    try:
+        return live_in(station.params, booted.state, arm, states_after(station))
+    except GateFailed:
+        arms.stop_boot(booted)
+        raise
 
 
 def prove(station: Station, wanted: list[str], arm: Parallel, layers_per_stage: tuple[int, ...]) -> Proof:
@@ -101,12 +129,7 @@ def prove(station: Station, wanted: list[str], arm: Parallel, layers_per_stage: 
             raise GateFailed(f"{shown['defect']}: the stock server died of something else ({row['evidence']}), which proves nothing; run 04 again")
         answers.append({**shown, **row})
         patches.apply(tree, bundle[0], station.params)
-    ranks = arm.pipeline_parallel_size * arm.tensor_parallel_size
-    asked = evidence.places(wanted)
-    row, said = _request(station, "mended", arm, layers_per_stage, lambda started: server.running_code(started.state, asked, ranks))
+    row, live = _request(station, "mended", arm, layers_per_stage, lambda started: _live(tree, wanted, started.state, arm))
     if not row["answers"]:
         raise GateFailed(f"{', '.join(wanted)}: the mended server still fails: {row['evidence']}")
-    live = evidence.rows(tree, wanted, said)
-    if problems := evidence.problems(live):
-        raise GateFailed(f"a mend is not live: {'; '.join(problems)}")
     return Proof([*answers, {"defect": ", ".join(wanted), "code": "mended", **row}], live)

@@ -1,112 +1,70 @@
-"""The vLLM server: its command line, launch under a supervisor, waiting, finding it again, stopping it."""
+"""The vLLM server: launch under a supervisor, finding it again, asking it, stopping it. `command` has its command line, `starting` its start-up."""
 
 import json
 import os
-import shlex
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from . import bootlog, diagnosis, files, live, paths, processes
+from . import files, live, processes, secrecy
+from .command import LOCAL, command_line, weights_dir
 from .errors import BadInput, GateFailed
-from .schema import Baseline, Parallel, Params, is_secret, without_secrets
-
-HOST = "127.0.0.1"
-# Set for every server: no network look-ups, no usage statistics.
-QUIET_ENV = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+from .inventory import Inventory
+from .schema import Baseline, Parallel, Params
 
 
-@dataclass(frozen=True)
-class CommandLine:
-    """What starts a server. `env` holds only what Fieldbook sets, not the inherited environment."""
-
-    argv: tuple[str, ...]
-    env: dict[str, str]
-
-    def shown(self) -> str:
-        """As a person would type it, one option per line, without machine paths."""
-        root = str(paths.root())
-        words = [shlex.quote(word.replace(root + "/", "")) for word in without_secrets(list(self.argv))]
-        words[0] = "python"
-        lines = [f"{key}={'***' if is_secret(key) else shlex.quote(value)} \\" for key, value in self.env.items()] + [" ".join(words[:3])]
-        for word in words[3:]:
-            if word.startswith("--"):
-                lines[-1] += " \\"
-                lines.append(f"    {word}")
-            else:
-                lines[-1] += f" {word}"
-        return "\n".join(lines)
+def reached_at(host: str) -> str:
+    """Where a server that listens on `host` is asked from this machine: one that listens everywhere answers on the loopback."""
+    return LOCAL if host in ("0.0.0.0", "") else "[::1]" if host == "::" else f"[{host}]" if ":" in host else host
 
 
-def weights_dir(params: Params) -> Path:
-    """Folder of the weights that the params name."""
-    return Path(params.model.path) if params.model.path else paths.model_weights_dir(params.model.name)
+def url(state: dict[str, Any], path: str = "") -> str:
+    """Address of a server by its state."""
+    return f"http://{reached_at(state.get('host', LOCAL))}:{state['port']}{path}"
 
 
-def command_line(params: Params, arm: Parallel | Baseline, layers_per_stage: tuple[int, ...], port: int) -> CommandLine:
-    """argv and environment of one arm: data in, command out, nothing else decides.
-
-    The `vllm` script is not used because it looks its version up under the distribution name vllm, which the CPU build does not have.
-    """
-    engine = params.engine
-    argv = [engine.python or sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
-    argv += ["--model", str(weights_dir(params)), "--served-model-name", params.model.name]
-    argv += ["--host", HOST, "--port", str(port)]
-    argv += ["--dtype", engine.dtype, "--max-model-len", str(engine.max_model_len)]
-    argv += ["--max-num-seqs", str(engine.max_num_seqs), "--max-num-batched-tokens", str(engine.max_num_batched_tokens)]
-    argv += ["--tensor-parallel-size", str(arm.tensor_parallel_size), "--pipeline-parallel-size", str(arm.pipeline_parallel_size)]
-    if (dcp := getattr(arm, "decode_context_parallel_size", 1)) > 1:
-        argv += ["--decode-context-parallel-size", str(dcp)]
-    if engine.enforce_eager:
-        argv += ["--enforce-eager"]
-    if engine.kv_cache_dtype != "auto":
-        argv += ["--kv-cache-dtype", engine.kv_cache_dtype]
-    if engine.block_size_tokens:
-        argv += ["--block-size", str(engine.block_size_tokens)]
-    if not engine.prefix_caching:
-        argv += ["--no-enable-prefix-caching"]
-    if engine.draft_tokens:
-        argv += ["--speculative-config", json.dumps({"method": "mtp", "num_speculative_tokens": engine.draft_tokens})]
-    env = dict(QUIET_ENV)
-    if engine.device == "cpu":
-        env["VLLM_CPU_KVCACHE_SPACE"] = str(engine.kv_cache_gib_per_rank)
-        # Binding threads to cores needs as many free cores as ranks have threads; a shared machine has not.
-        env["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
-        if engine.omp_threads_per_rank:
-            env["OMP_NUM_THREADS"] = str(engine.omp_threads_per_rank)
-    else:
-        argv += ["--gpu-memory-utilization", str(engine.gpu_memory_utilization)]
-        if engine.kv_cache_gib_per_rank:
-            argv += ["--kv-cache-memory-bytes", str(engine.kv_cache_gib_per_rank * 2**30)]
-    if arm.pipeline_parallel_size > 1:
-        env["VLLM_PP_LAYER_PARTITION"] = ",".join(map(str, layers_per_stage))
-    return CommandLine(tuple(argv + params.server.extra_args), {**env, **params.server.extra_env})
+def api_key(state: dict[str, Any]) -> str:
+    """The key that the server asks for, out of this environment; '' where it asks for none. The state holds only the variable's name."""
+    reference = state.get("api_key") or ""
+    return secrecy.resolved({"api_key": reference}, os.environ, "server")["api_key"] if reference else ""
 
 
-def free_port(wanted: int) -> int:
+def api_key_of(params: Params) -> str:
+    """The key of the params' servers, as api_key has it. Raises BadInput where its variable is not set."""
+    return api_key({"api_key": params.server.api_key})
+
+
+def headers(state: dict[str, Any]) -> dict[str, str]:
+    """HTTP headers that every request to it has to carry."""
+    key = api_key(state)
+    return {"Authorization": f"Bearer {key}"} if key else {}
+
+
+def free_port(wanted: int, host: str = LOCAL) -> int:
     """The wanted port, or any free one for 0. Raises GateFailed when the wanted one is taken."""
-    with socket.socket() as probe:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((HOST, wanted))
-        except OSError:
-            raise GateFailed(f"server.port: {wanted} on {HOST} is taken; stop what listens there, or give 0 for any free port") from None
+            probe.bind((host, wanted))
+        except OSError as error:
+            raise GateFailed(f"server.port: {wanted} on {host} is taken; stop what listens there, or give 0 for any free port ({error.strerror})") from None
         return probe.getsockname()[1]
 
 
-def launch(params: Params, arm: Parallel | Baseline, layers_per_stage: tuple[int, ...], run_dir: Path, name: str) -> Path:
+def launch(params: Params, arm: Parallel | Baseline, layers_per_stage: tuple[int, ...], run_dir: Path, name: str, box: Inventory | None = None) -> Path:
     """Start a server under a supervisor and return its state file at once. `name` names its log and state in the run folder."""
     if not (weights_dir(params) / "config.json").is_file():
         raise BadInput(f"model.path: no config.json in {weights_dir(params)}; `python -m fieldbook model FILE` prepares a model that has a source")
     folder = run_dir / "servers"
+    port = free_port(params.server.port, params.server.host)
+    command = command_line(params, arm, layers_per_stage, port, box)
+    # The supervisor inherits this environment, and puts the secrets in place of their names.
+    secrecy.resolved(command.env, os.environ, "server.extra_env")
     folder.mkdir(parents=True, exist_ok=True)
-    port = free_port(params.server.port)
-    command = command_line(params, arm, layers_per_stage, port)
     state_file, log = folder / f"{name}.json", folder / f"{name}.log"
     if state_file.is_file():
         # A notebook that was interrupted and is run again, or a walk killed a moment ago, whose supervisor would write into the new state.
@@ -116,12 +74,16 @@ def launch(params: Params, arm: Parallel | Baseline, layers_per_stage: tuple[int
         "status": "starting",
         "name": name,
         "model": params.model.name,
+        "host": params.server.host,
         "port": port,
+        "device": params.engine.device,
+        "api_key": params.server.api_key,
         "owner": str(processes.owner_of_servers()),
         "argv": command.argv,
         "env": command.env,
         "log": str(log),
         "stop_timeout_s": params.server.stop_timeout_s,
+        "stall_timeout_s": params.server.stall_timeout_s,
         "layers_per_stage": layers_per_stage,
     }
     files.write_json(state_file, state)
@@ -157,57 +119,50 @@ def log_text(state: dict[str, Any]) -> str:
     return file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
 
 
-def wait_ready(state_file: Path, timeout_s: float, progress: Callable[[str], None] = lambda text: None) -> tuple[float, list[tuple[str, float]]]:
-    """Wait until /health answers. Returns (seconds waited, [(phase, seconds after the start)]).
-
-    Raises GateFailed with the root error from the log when the server dies or does not get ready in time; it is stopped then.
-    """
+def _posted(state: dict[str, Any], path: str, body: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+    """The answer's JSON. Raises GateFailed with one line for anything but status 200 with a JSON object."""
     import httpx
 
-    start, passed = time.monotonic(), []
-    while True:
-        waited = time.monotonic() - start
-        state = read_state(state_file)
-        text = bootlog.clean(log_text(state))
-        for phase in bootlog.phases(text):
-            if phase not in [p for p, _ in passed]:
-                passed.append((phase, round(waited, 1)))
-                progress(f"{state['name']}: {phase} after {waited:.0f} s")
-        # Right after the launch the supervisor has not written 'running' yet; a supervisor that never does was killed at once.
-        died = not is_up(state) and (state["status"] != "starting" or waited > 20)
-        if died or waited > timeout_s:
-            # Stopping first: only then has the supervisor written why the server ended.
-            ended = stop(state_file)
-            cause = bootlog.root_error(log_text(state) if died else text) or (ended.get("reason") if died else f"not ready after {timeout_s:.0f} s")
-            way_out = diagnosis.told(log_text(state))
-            raise GateFailed(f"server {state['name']} did not start: {cause}; its log is servers/{Path(state['log']).name}{way_out}")
-        try:
-            if state["status"] == "running" and httpx.get(f"http://{HOST}:{state['port']}/health", timeout=2).status_code == 200:
-                return waited, passed
-        except httpx.HTTPError:
-            pass
-        time.sleep(0.25)
+    try:
+        answer = httpx.post(url(state, path), json=body, timeout=timeout_s, headers=headers(state))
+    except httpx.HTTPError as error:
+        raise GateFailed(f"server {state['name']} does not answer: {type(error).__name__}") from None
+    if answer.status_code != 200:
+        said = " ".join(secrecy.scrubbed(answer.text, secrecy.secret_values())[:200].split())
+        raise GateFailed(f"server {state['name']} answered with status {answer.status_code}: {said}")
+    try:
+        document = answer.json()
+    except ValueError:
+        document = None
+    if not isinstance(document, dict):
+        raise GateFailed(f"server {state['name']} answered with status 200 and no JSON object: {answer.text[:100]!r}")
+    return document
 
 
 def complete(state: dict[str, Any], prompt: str, max_tokens: int, timeout_s: float = 120) -> dict[str, Any]:
     """One greedy chat completion: {"text", "finish_reason", "prompt_tokens", "completion_tokens"}. Raises GateFailed when the server does not answer it."""
-    import httpx
-
     body = {"model": state["model"], "messages": [{"role": "user", "content": prompt}], "max_tokens": max_tokens, "temperature": 0}
+    document = _posted(state, "/v1/chat/completions", body, timeout_s)
     try:
-        answer = httpx.post(f"http://{HOST}:{state['port']}/v1/chat/completions", json=body, timeout=timeout_s)
-    except httpx.HTTPError as error:
-        raise GateFailed(f"server {state['name']} does not answer: {type(error).__name__}") from None
-    if answer.status_code != 200:
-        raise GateFailed(f"server {state['name']} answered with status {answer.status_code}: {answer.text[:200]}")
-    document = answer.json()
-    choice, usage = document["choices"][0], document["usage"]
-    return {
-        "text": choice["message"]["content"] or "",
-        "finish_reason": choice["finish_reason"],
-        "prompt_tokens": usage["prompt_tokens"],
-        "completion_tokens": usage["completion_tokens"],
-    }
+        choice, usage = document["choices"][0], document["usage"]
+        return {
+            "text": choice["message"]["content"] or "",
+            "finish_reason": choice["finish_reason"],
+            "prompt_tokens": usage["prompt_tokens"],
+            "completion_tokens": usage["completion_tokens"],
+        }
+    except (KeyError, IndexError, TypeError) as error:
+        raise GateFailed(f"server {state['name']} answered without {error} where a chat completion has it") from None
+
+
+def first_token(state: dict[str, Any], timeout_s: float) -> None:
+    """One token of a plain completion, which needs no chat template. Raises GateFailed when none comes."""
+    body = {"model": state["model"], "prompt": "The", "max_tokens": 1, "temperature": 0, "ignore_eos": True}
+    document = _posted(state, "/v1/completions", body, timeout_s)
+    usage, choices = document.get("usage"), document.get("choices")
+    tokens = usage.get("completion_tokens") if isinstance(usage, dict) else None
+    if tokens != 1 or not choices:
+        raise GateFailed(f"server {state['name']} was asked for one token and answered with {tokens}")
 
 
 def running_code(state: dict[str, Any], places: list[tuple[str, str]], ranks: int) -> list[live.Answer]:
@@ -219,7 +174,10 @@ def running_code(state: dict[str, Any], places: list[tuple[str, str]], ranks: in
 
 
 def stop(state_file: Path) -> dict[str, Any]:
-    """Stop a server and return its final state; one that has ended already is left alone, a killed supervisor is stood in for."""
+    """Stop a server and return its final state; one that has ended already is left alone, a killed supervisor is stood in for.
+
+    Returns when its processes are gone, its port is free and its GPUs have their memory back.
+    """
     state = read_state(state_file)
     if state["status"] == "ended" and not state.get("server"):
         return state
@@ -234,7 +192,7 @@ def stop(state_file: Path) -> dict[str, Any]:
         return state
     if supervisor and processes.is_alive(supervisor):
         os.kill(supervisor.pid, 15)
-        deadline = time.monotonic() + state["stop_timeout_s"] + 20
+        deadline = time.monotonic() + state["stop_timeout_s"] + 30
         while processes.is_alive(supervisor) and time.monotonic() < deadline:
             time.sleep(0.1)
     processes.end_session(processes.parse(state["server"]), 0 if state["status"] == "ended" else state["stop_timeout_s"])
@@ -271,7 +229,7 @@ def find(state_file: Path, model: str) -> dict[str, Any] | None:
     if not is_up(state) or state["model"] != model or not processes.is_alive(processes.parse(state["owner"])):
         return None
     try:
-        served = httpx.get(f"http://{HOST}:{state['port']}/v1/models", timeout=10).json()["data"]
+        served = httpx.get(url(state, "/v1/models"), timeout=10, headers=headers(state)).json()["data"]
     except (httpx.HTTPError, ValueError, KeyError):
         return None
     return state if model in [entry["id"] for entry in served] else None

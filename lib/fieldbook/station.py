@@ -16,6 +16,7 @@ from . import files, paths, processes, receipts
 from . import params as params_module
 from .budget import Gpus, LoggedTerms
 from .errors import BadInput, GateFailed
+from .inventory import Inventory
 from .params import Params
 from .receipts import Evidence, Figure, Receipt
 
@@ -72,6 +73,10 @@ class Station:
         found = self.earlier(1).data["inventory"]["gpus"]
         # A card of unknown size keeps its place: the ranks behind it must not move up.
         return Gpus(tuple(gpu["memory_usable_bytes"] or gpu["memory_total_bytes"] for gpu in found), self._earlier_terms())
+
+    def box(self) -> Inventory:
+        """The inventory of notebook 01."""
+        return Inventory.model_validate(self.earlier(1).data["inventory"])
 
     def _earlier_terms(self) -> tuple[LoggedTerms, ...]:
         """Terms of the newest run of this box with the same model and layout that came to serve; empty without one."""

@@ -1,7 +1,8 @@
 """A small process beside each server: it starts the server, watches the owner, and ends the server when the owner is gone.
 
 Run as `python -m fieldbook.supervisor STATE.json`. The state file is how everyone else finds the server: pid, start time, port, model.
-It must survive the kernel that launched it, and must not survive the owner by more than a few seconds.
+It must survive the kernel that launched it, and must not survive the owner by more than a few seconds. What the server prints passes through it into the
+log, without the environment's secrets.
 """
 
 import json
@@ -14,9 +15,24 @@ import tempfile
 import time
 from pathlib import Path
 
-from . import files, live, processes
+from . import files, live, processes, secrecy, watching
+from .logcopy import LogCopy
 
 POLL_S = 0.5
+CRIPPLED_S = 2
+# A server gets these from the params alone: one left over in a shell would change it in silence.
+DECIDED = (
+    "VLLM_PP_LAYER_PARTITION", "VLLM_USE_V2_MODEL_RUNNER", "VLLM_API_KEY", "VLLM_CPU_KVCACHE_SPACE", "VLLM_CPU_OMP_THREADS_BIND", "VLLM_HOST_IP",
+    "GLOO_SOCKET_IFNAME",
+)  # fmt: skip
+
+
+def environment_of(state: dict, scratch: str) -> dict[str, str]:
+    """The server's whole environment: what is inherited, without what the params decide, then what Fieldbook sets, secrets in place of their names."""
+    inherited = {key: value for key, value in os.environ.items() if key not in DECIDED}
+    environment = {**inherited, "TMPDIR": scratch, **secrecy.resolved(state["env"], os.environ, "server.extra_env")}
+    # It goes with the folder, and answers only when it is asked.
+    return environment | live.plant(Path(scratch) / "live", environment)
 
 
 def main(state_file: Path) -> None:
@@ -29,53 +45,65 @@ def main(state_file: Path) -> None:
     processes.adopt_orphans()
     # vLLM leaves sockets and rendezvous files in its temporary folder, so it gets one of its own.
     scratch = tempfile.mkdtemp(prefix="fieldbook-server-")
-    environment = {**os.environ, "TMPDIR": scratch, **state["env"]}
-    # It goes with the folder, and answers only when it is asked.
-    environment |= live.plant(Path(scratch) / "live", environment)
+    environment = environment_of(state, scratch)
+    used_before = watching.gpu_memory_bytes() if state.get("device") == "cuda" else {}
+    reads, writes = os.pipe()
     try:
-        with open(state["log"], "ab") as log:
-            # A session of its own makes every descendant findable; die_with_parent covers a killed supervisor.
-            server = subprocess.Popen(
-                state["argv"],
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-                preexec_fn=processes.die_with_parent,
-            )
+        # A session of its own makes every descendant findable; die_with_parent covers a killed supervisor.
+        server = subprocess.Popen(
+            state["argv"],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=writes,
+            stderr=writes,
+            start_new_session=True,
+            preexec_fn=processes.die_with_parent,
+        )
     except OSError as error:
         state.update(status="ended", server=None, returncode=None, reason=f"it cannot be started: {error}")
         files.write_json(state_file, state)
         shutil.rmtree(scratch, ignore_errors=True)
         return
+    os.close(writes)
     leader = processes.identify(server.pid) or processes.ProcessId(server.pid, 0)
     own = processes.identify(os.getpid())
-    _guard(own, leader, scratch)
-    state.update(status="running", server=str(leader), supervisor=str(own), returncode=None, reason=None, live=str(Path(scratch) / "live"))
+    guard = _guard(own, leader, scratch, reads)
+    log = LogCopy(reads, Path(state["log"]), secrecy.secret_values({**os.environ, **environment}))
+    state.update(status="running", server=str(leader), supervisor=str(own), returncode=None, reason=None, live=str(Path(scratch) / "live"), lost=[])
     files.write_json(state_file, state)
 
-    reason, shared = None, set()
+    reason, shared, crew = None, set(), watching.Crew(leader)
     while reason is None:
         time.sleep(POLL_S)
         shared |= processes.shared_memory_of(leader)
+        lost = [] if wanted["stop"] else crew.lost()
+        if lost:
+            state["lost"] += lost
+            files.write_json(state_file, state)
         if server.poll() is not None or not processes.is_alive(leader):
             # A killed process is dead some moments before the last of its threads is, and only then has it a status.
             server.wait()
-            reason = _how_it_ended(server.returncode)
+            reason = _how_it_ended(server.returncode, state["lost"])
         elif wanted["stop"]:
             reason = "stopped on request"
         elif not processes.is_alive(owner):
             reason = f"its owner (process {owner.pid}) is gone"
     returncode = server.returncode
-    processes.end_session(leader, state["stop_timeout_s"])
+    # What has lost a process cannot end in order any more.
+    processes.end_session(leader, min(state["stop_timeout_s"], CRIPPLED_S) if state["lost"] else state["stop_timeout_s"])
+    log.finish()
     _clean(scratch, shared)
+    # It has nothing left to guard, and would notice only at its next look.
+    os.kill(guard, signal.SIGKILL)
+    os.waitpid(guard, 0)
+    state.update(watching.settled(state, used_before))
     state.update(status="ended", returncode=returncode, reason=reason)
     files.write_json(state_file, state)
 
 
-def _how_it_ended(returncode: int) -> str:
-    return f"the server was killed by {signal.Signals(-returncode).name}" if returncode < 0 else f"the server ended by itself with status {returncode}"
+def _how_it_ended(returncode: int, lost: list[dict]) -> str:
+    how = f"the server was killed by {signal.Signals(-returncode).name}" if returncode < 0 else f"the server ended by itself with status {returncode}"
+    return how + (f", after {watching.lost_text(lost[0])}" if lost else "")
 
 
 def _clean(scratch: str, shared: set[str]) -> None:
@@ -85,11 +113,16 @@ def _clean(scratch: str, shared: set[str]) -> None:
         Path(name).unlink(missing_ok=True)
 
 
-def _guard(supervisor: processes.ProcessId, leader: processes.ProcessId, scratch: str) -> None:
-    """A second watcher, forked off: when the supervisor itself is killed, it ends the engine and the workers, which only their leader would have."""
-    if os.fork():
-        return
+def _guard(supervisor: processes.ProcessId, leader: processes.ProcessId, scratch: str, log_pipe: int) -> int:
+    """A second watcher, forked off: when the supervisor itself is killed, it ends the engine and the workers, which only their leader would have.
+
+    Returns its pid.
+    """
+    if pid := os.fork():
+        return pid
     try:
+        # Held open here, the pipe of a killed supervisor would make the server wait for a reader.
+        os.close(log_pipe)
         shared = set()
         while processes.is_alive(supervisor):
             time.sleep(POLL_S)

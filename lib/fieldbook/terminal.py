@@ -6,6 +6,7 @@ from typing import Any
 
 from . import charts, memory_tables, tables
 from .budget import Gpus
+from .diagnosis import Diagnosis
 from .inventory import Inventory
 from .memory import Pool
 from .params import Params
@@ -102,6 +103,17 @@ def memory_text(params: Params, spec: ModelSpec, split: tuple[int, ...], pool: P
     line = f"KV pool {pool.pool_tokens:,} tokens: {pool.blocks:,} blocks of {pool.block_size_tokens} tokens, rank {pool.binding_rank} binds"
     parts.append(f"\n{line}; a request of {params.engine.max_model_len:,} tokens takes {each} blocks")
     return "\n".join(parts)
+
+
+def diagnosis_text(found: Diagnosis) -> str:
+    """Cause, evidence and way out, one in a line."""
+    lines = [f"{found.cause} (confidence {found.confidence}): {found.what}"]
+    # What is no line of the log has the number 0.
+    lines += [f"  line {number}: {line[:160]}" if number else f"  {line}" for number, line in found.evidence]
+    lines += [f"remedy: {found.remedy}"] if found.remedy else []
+    lines += [f"also: {other}" for other in found.others]
+    lines += [f"only follows from it: {', '.join(found.echoes)}"] if found.echoes else []
+    return "\n".join(lines)
 
 
 def bootlog_text(document: dict[str, Any]) -> str:

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from fieldbook import bootlog, patches, server
+from fieldbook import bootlog, patches, server, starting
 from fieldbook.errors import GateFailed
 from fieldbook.params import Parallel
 from fieldbook.patches import evidence
@@ -33,7 +33,7 @@ def answers(state):
 def dies(box, run_dir):
     """A stock server with two stages, asked once."""
     state_file = server.launch(box, TWO, (15, 15), run_dir, "stock")
-    server.wait_ready(state_file, 300)
+    starting.wait_ready(state_file, 300, first_token=False)
     with pytest.raises(GateFailed):
         server.complete(server.read_state(state_file), PROMPTS[0], TOKENS)
     assert bootlog.root_error(server.log_text(server.read_state(state_file))) == patches.CATALOGUE[ID].symptom
@@ -56,7 +56,7 @@ def test_mended_says_what_one_stage_says_and_every_rank_runs_the_mend(quick, run
         assert patches.apply(tree, ID, box) == "patched"
         started = [server.launch(box, ONE, (30,), run_dir, "one-stage"), server.launch(box, TWO, (15, 15), run_dir, "mended")]
         with ThreadPoolExecutor() as pool:
-            list(pool.map(lambda file: server.wait_ready(file, 300), started))
+            list(pool.map(lambda file: starting.wait_ready(file, 300), started))
         whole, mended = (server.read_state(file) for file in started)
         expected = answers(whole)
         assert answers(mended) == expected and len(set(expected)) > 15

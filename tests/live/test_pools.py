@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from fieldbook import bootlog, memory, partition, patches, server
+from fieldbook import bootlog, memory, partition, patches, server, starting
 from fieldbook.params import Parallel
 
 pytestmark = pytest.mark.live
@@ -33,7 +33,7 @@ def test_predicted_pool_is_the_logged_one_and_the_server_answers(quick, run_dir,
     assert table.candidate(split).pool_tokens == tokens and not table.candidate(split).wrong
 
     state_file = server.launch(params, arm, split, run_dir, "uneven")
-    server.wait_ready(state_file, 300)
+    starting.wait_ready(state_file, 300)
     state = server.read_state(state_file)
     log = bootlog.parse(server.log_text(state))
     assert log.pool_tokens == tokens

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, python, runs, until
 
-from fieldbook import processes, server
+from fieldbook import processes, server, starting
+from fieldbook.command import CommandLine
 from fieldbook.errors import BadInput, GateFailed
 
 # A leader that starts a child, which starts a grandchild. The grandchild loses its parent, renames itself, and ignores SIGTERM if asked.
@@ -179,15 +180,23 @@ def test_owner_of_a_papermill_kernel_is_who_called_papermill(spawned, tmp_path):
 
 # What stands for vLLM: answers /health and /v1/models, has a worker in its session, and writes its start-up line.
 FAKE = """
-import http.server, json, os, subprocess, sys
+import http.server, json, os, subprocess, sys, time
 worker = subprocess.Popen(["sleep", "300"])
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         body = json.dumps({"data": [{"id": "smollm2-135m-instruct"}]}).encode() if self.path == "/v1/models" else b""
         self.send_response(200); self.send_header("Content-Length", str(len(body))); self.end_headers()
         self.wfile.write(body)
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        answer = os.environ.get("FAKE_ANSWER") or json.dumps({"choices": [{"text": "a"}], "usage": {"completion_tokens": 1}})
+        status = int(os.environ.get("FAKE_STATUS", 200))
+        if status == 0: time.sleep(600)
+        body = answer.encode()
+        self.send_response(status); self.send_header("Content-Length", str(len(body))); self.end_headers()
+        self.wfile.write(body)
     def log_message(self, *_): pass
-httpd = http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler)
+httpd = http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler)
 print("worker", worker.pid, os.environ.get("FAKE_ENV", ""), flush=True)
 print("(APIServer pid=1) INFO:     Application startup complete.", flush=True)
 httpd.serve_forever()
@@ -197,7 +206,7 @@ httpd.serve_forever()
 class Supervised:
     """A supervisor with a fake server in a run folder; its owner is a process of the test's."""
 
-    def __init__(self, spawned, run_dir, owner=None, argv=None, stop_timeout_s=1):
+    def __init__(self, spawned, run_dir, owner=None, argv=None, stop_timeout_s=1, env=None, **more):
         self.run_dir, self.owner = run_dir, owner or spawned(["sleep", "300"])
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -208,7 +217,8 @@ class Supervised:
         state = {
             "status": "starting",
             "name": self.state_file.stem, "model": "smollm2-135m-instruct", "port": self.port, "owner": str(processes.identify(self.owner.pid)),
-            "argv": [str(w) for w in argv or python(FAKE, self.port)], "env": {"FAKE_ENV": "given"}, "log": str(self.log), "stop_timeout_s": stop_timeout_s,
+            "argv": [str(w) for w in argv or python(FAKE, self.port)], "env": {"FAKE_ENV": "given", **(env or {})},
+            "log": str(self.log), "stop_timeout_s": stop_timeout_s, **more,
         }  # fmt: skip
         self.state_file.write_text(json.dumps(state))
         self.supervisor = spawned([sys.executable, "-m", "fieldbook.supervisor", str(self.state_file)], env={**os.environ, "PYTHONPATH": str(ROOT / "lib")})
@@ -318,14 +328,14 @@ def test_a_server_that_dies_at_once_is_reported_with_its_status(supervised):
     assert until(lambda: one.state()["status"] == "ended")
     assert one.state()["returncode"] == 3 and "status 3" in one.state()["reason"]
     with pytest.raises(GateFailed, match="did not start: the server ended by itself with status 3"):
-        server.wait_ready(one.state_file, 10)
+        starting.wait_ready(one.state_file, 10)
 
 
 def test_a_program_that_is_not_there_is_reported_soon(supervised):
     one = supervised(argv=["/nonexistent/python"])
     start = time.monotonic()
     with pytest.raises(GateFailed, match="did not start: .*(nonexistent|No such file)"):
-        server.wait_ready(one.state_file, 2)
+        starting.wait_ready(one.state_file, 2)
     assert time.monotonic() - start < 10
 
 
@@ -347,20 +357,21 @@ def test_a_damaged_state_file_does_not_keep_the_others_running(supervised):
 
 def test_wait_ready_tells_phases_and_gives_up_in_time(supervised):
     one, said = supervised(), []
-    waited, phases = server.wait_ready(one.state_file, 10, said.append)
-    assert 0 < waited < 10 and [name for name, _ in phases] == ["serving"] and said[0].startswith(f"{one.state_file.stem}: serving after")
+    waited, phases = starting.wait_ready(one.state_file, 10, said.append)
+    assert 0 < waited < 10 and sorted(name for name, _ in phases) == ["first token", "healthy", "serving"] and phases[-1][0] == "first token"
+    assert said[0].startswith(f"{one.state_file.stem}: ")
     never = supervised(argv=["sleep", "300"])
     until(lambda: never.state()["status"] == "running")
     pid = processes.parse(never.state()["server"]).pid
     with pytest.raises(GateFailed, match="did not start: not ready after 1 s; its log is servers/"):
-        server.wait_ready(never.state_file, 1)
+        starting.wait_ready(never.state_file, 1)
     assert not runs(pid) and never.state()["status"] == "ended"
 
 
 def test_wait_ready_names_the_root_error_of_the_log(supervised):
     one = supervised(argv=["sh", "-c", "echo 'ValueError: no such model'; exit 1"])
     with pytest.raises(GateFailed, match="did not start: ValueError: no such model; its log is"):
-        server.wait_ready(one.state_file, 10)
+        starting.wait_ready(one.state_file, 10)
 
 
 def test_a_missing_state_is_one_line(tmp_path):
@@ -375,12 +386,12 @@ def test_launch_writes_state_before_it_returns_and_the_server_follows_its_owner(
     (model / "config.json").write_text("{}")
     owner = spawned(["sleep", "300"])
     monkeypatch.setenv("FIELDBOOK_OWNER", str(processes.identify(owner.pid)))
-    monkeypatch.setattr(server, "command_line", lambda params, arm, split, port: server.CommandLine(tuple(map(str, python(FAKE, port))), {}))
+    monkeypatch.setattr(server, "command_line", lambda params, arm, split, port, box=None: CommandLine(tuple(map(str, python(FAKE, port))), {}))
     box = changed({"model.path": str(model), "server.stop_timeout_s": 2})
     state_file = server.launch(box, box.parallel, (15, 15), tmp_path, "candidate-1")
     assert state_file == tmp_path / "servers" / "candidate-1.json" and json.loads(state_file.read_text())["owner"] == str(processes.identify(owner.pid))
     try:
-        waited, _ = server.wait_ready(state_file, 10)
+        waited, _ = starting.wait_ready(state_file, 10)
         state = server.read_state(state_file)
         assert waited < 10 and server.find(state_file, "smollm2-135m-instruct") == state
         threading.Timer(0.1, owner.kill).start()
@@ -407,7 +418,7 @@ def test_a_port_that_is_taken_is_refused():
 def test_wait_ready_says_what_a_known_cause_means_and_the_way_out(supervised):
     one = supervised(argv=["sh", "-c", "echo 'ValueError: sum(partitions)=77 does not match num_hidden_layers=78.'; exit 1"])
     with pytest.raises(GateFailed) as failed:
-        server.wait_ready(one.state_file, 10)
+        starting.wait_ready(one.state_file, 10)
     said = str(failed.value)
     assert "did not start: ValueError: sum(partitions)=77" in said and "\n" not in said
     assert said.endswith("add up to 78; `fieldbook partition FILE` finds the best")

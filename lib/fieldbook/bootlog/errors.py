@@ -20,7 +20,9 @@ PHASES = (
     ("Initializing a V1 LLM engine", "engine starting"),
     ("Starting to load model", "ranks up, loading weights"),
     ("Loading weights took", "weights loaded"),
+    ("Available KV cache memory", "memory profiled"),
     ("KV cache size", "KV pool allocated"),
+    ("Graph capturing finished", "graphs captured"),
     ("Application startup complete", "serving"),
 )
 

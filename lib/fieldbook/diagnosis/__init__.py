@@ -4,8 +4,9 @@ Rules name causes by the words that vLLM, torch, NCCL and the driver use. The ea
 elsewhere (a peer that closed its connection, the engine that reports its dead worker) are never taken for it.
 """
 
-from .judge import Diagnosis, diagnose, told
+from .ending import diagnose_end, told_of_end
+from .judge import Diagnosis, diagnose
 from .log import Log
 from .rules import Rule
 
-__all__ = ["Diagnosis", "Log", "Rule", "diagnose", "told"]
+__all__ = ["Diagnosis", "Log", "Rule", "diagnose", "diagnose_end", "told_of_end"]

@@ -76,12 +76,6 @@ def _of_arguments(log: Log, error: str) -> tuple[str, int]:
     return error, number
 
 
-def told(text: str) -> str:
-    """What a log's cause means and the way out of it, for the end of an error message; '' where no rule knows it."""
-    found = diagnose(text)
-    return "" if found.cause in (UNKNOWN, NONE) else f"; {found.what}: {found.remedy}"
-
-
 def diagnose(text: str) -> Diagnosis:
     """The cause that a log shows. Echoes and notices are only told where there is none."""
     log = Log(text)

@@ -1,0 +1,129 @@
+"""Signs of life of a server's processes: which of them died, whether they do anything, and whether all they held is free again."""
+
+import contextlib
+import os
+import socket
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from . import processes
+from .command import LOCAL
+from .processes import ProcessId
+
+GIB = 2**30
+# Below this share of one core, and so many bytes read a second, a server waits: the pollings of its processes take as much.
+IDLE_CORES = 0.05
+IDLE_READ_BYTES_S = 1 << 16
+# How long ports and device memory may take to be given back, and how much more than before may stay in use: contexts of others come and go.
+SETTLE_S = 20.0
+SETTLED_BYTES = 64 << 20
+
+
+def title_of(pid: int) -> str:
+    """What a process calls itself: vLLM's processes are named VLLM::EngineCore, VLLM::Worker_PP0 and so on."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0].decode(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def oom_kills() -> int:
+    """Processes that the kernel has killed for lack of memory so far, of this machine or control group; 0 where it does not tell."""
+    for file, key in (("/sys/fs/cgroup/memory.events", "oom_kill"), ("/proc/vmstat", "oom_kill")):
+        with contextlib.suppress(OSError, ValueError, StopIteration):
+            return next(int(line.split()[1]) for line in Path(file).read_text().splitlines() if line.split()[:1] == [key])
+    return 0
+
+
+class Crew:
+    """vLLM's processes of one session, as long as they live."""
+
+    def __init__(self, leader: ProcessId):
+        self._leader, self._known, self._oom = leader, {}, oom_kills()
+
+    def lost(self) -> list[dict[str, Any]]:
+        """Those that were there before and are gone, with what may have killed them. Only processes that vLLM names count: compilers come and go."""
+        now = {pid: title_of(pid) for pid in processes.session_members(self._leader)}
+        gone = [(pid, title) for pid, title in self._known.items() if pid not in now]
+        self._known = {pid: title for pid, title in now.items() if title.startswith("VLLM::")}
+        if not gone or not processes.is_alive(self._leader):
+            return []
+        kills, free = oom_kills() - self._oom, psutil.virtual_memory().available
+        self._oom += kills
+        return [{"process": title, "pid": pid, "oom_kills": kills, "memory_available_bytes": free, "at": time.time()} for pid, title in gone]
+
+
+def lost_text(one: dict[str, Any]) -> str:
+    """A lost process in words: free host memory tells a crash from the kernel's killing for lack of it."""
+    free = f"{one['memory_available_bytes'] / GIB:.1f} GiB of host memory free"
+    why = f"the kernel killed it for lack of memory ({free})" if one["oom_kills"] else f"a crash or a kill, not lack of memory ({free})"
+    return f"{one['process']} (process {one['pid']}) died: {why}"
+
+
+@dataclass(frozen=True)
+class Pulse:
+    """What a session has done so far: bytes logged, CPU seconds, bytes read; and its processes that are stopped by a signal."""
+
+    at_s: float
+    logged_bytes: int
+    cpu_s: float
+    read_bytes: int
+    stopped: tuple[str, ...]
+
+    def quiet_since(self, before: "Pulse") -> bool:
+        """Whether nothing has been done since: no line, no read, and less computing than waiting takes."""
+        seconds = max(self.at_s - before.at_s, 1e-6)
+        # Less than before: a process has ended, which is not nothing.
+        busy = abs(self.cpu_s - before.cpu_s) / seconds > IDLE_CORES
+        reads = abs(self.read_bytes - before.read_bytes) / seconds > IDLE_READ_BYTES_S
+        return self.logged_bytes == before.logged_bytes and not reads and not busy
+
+
+def pulse(leader: ProcessId, log: Path) -> Pulse:
+    """The session's pulse now, by /proc."""
+    ticks, read, stopped = 0, 0, []
+    for pid in processes.session_members(leader):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+            ticks += int(fields[11]) + int(fields[12])
+            if fields[0] in "Tt":
+                stopped.append(f"{title_of(pid) or 'process'} (process {pid})")
+            # rchar: what it asked for, also from the page cache; read_bytes: what came from a disk, also by a memory map.
+            read += sum(int(line.split()[1]) for line in Path(f"/proc/{pid}/io").read_text().splitlines() if line.startswith(("rchar", "read_bytes")))
+    size = log.stat().st_size if log.is_file() else 0
+    return Pulse(time.monotonic(), size, ticks / os.sysconf("SC_CLK_TCK"), read, tuple(stopped))
+
+
+def gpu_memory_bytes() -> dict[int, int]:
+    """Memory in use of each GPU by NVML; empty without GPUs."""
+    from .inventory import gpu_memory_used
+
+    return gpu_memory_used()
+
+
+def port_is_free(port: int, host: str = LOCAL) -> bool:
+    """Whether a server could listen there now."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+        return True
+
+
+def settled(state: dict[str, Any], used_before: dict[int, int]) -> dict[str, Any]:
+    """Wait until the port is free and the GPUs use no more than before the launch: {"port_free", "device_memory_free" (None without GPUs), "settled_s"}."""
+    start = time.monotonic()
+    while True:
+        free = port_is_free(state["port"], state.get("host", LOCAL))
+        used = gpu_memory_bytes() if used_before else {}
+        given_back = all(used.get(gpu, 0) <= before + SETTLED_BYTES for gpu, before in used_before.items()) if used_before else None
+        waited = time.monotonic() - start
+        if (free and given_back is not False) or waited > SETTLE_S:
+            return {"port_free": free, "device_memory_free": given_back, "settled_s": round(waited, 1)}
+        time.sleep(0.2)
