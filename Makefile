@@ -20,7 +20,9 @@ report: setup
 
 test: setup-test
 	$(PY) -m ruff check .
-	$(PY) -m pytest $(ARGS)
+	@# The unit tests on two cores, file by file; servers one after the other, since they need both.
+	$(PY) -m pytest -n 2 --dist loadfile tests/unit $(ARGS)
+	$(PY) -m pytest tests/live $(ARGS)
 	@# Strict: a recorded box gives the same outputs everywhere. Lax: a live walk, of which only the tagged cells are the same.
 	@reports=$$(mktemp -d); export FIELDBOOK_REPORTS="$$reports"; \
 	$(PY) -m pytest --nbval tests/golden/cpu-smollm2-replay && $(PY) -m pytest --nbval-lax tests/golden/cpu-smollm2-quick; \

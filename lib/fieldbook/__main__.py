@@ -63,6 +63,17 @@ def build_parser() -> argparse.ArgumentParser:
     sub.add_argument("file", metavar="LOG", help="the log; -: standard input")
     sub = command("diagnose", "why a start or a run failed: cause, evidence, remedy, from its log", run_diagnose)
     sub.add_argument("file", metavar="LOG", help="the log, or what dmesg says; -: standard input")
+    sub.add_argument("--exit-status", type=int, metavar="N", help="how the process ended, where that is known: -9 or 137 for SIGKILL")
+    sub.add_argument("--oom-kills", type=int, metavar="N", default=0, help="processes that the kernel killed meanwhile for lack of memory")
+    sub = command("serve", "gates, command line, launch: a server from a params file, until Ctrl-C", run_serve)
+    sub.add_argument("file", metavar="FILE")
+    sub.add_argument("--print", dest="preview", action="store_true", help="only show what would be started, and what the gates say")
+    sub.add_argument("--set", dest="changes", metavar="KEY=VALUE", action="append", default=[], help="a value other than the file's, as section.key=value")
+    sub.add_argument("--partition", metavar="41,37", help="layers of each stage, instead of what the params ask for")
+    sub.add_argument("--stop-after", type=float, metavar="SECONDS", help="stop the server so long after its first token")
+    sub = command("defaultcheck", "compare each params file's command line with the one committed in params/commands/", run_defaultcheck)
+    sub.add_argument("files", metavar="FILE", nargs="*", help="params files; without: all")
+    sub.add_argument("--update", action="store_true", help="write what would be started now")
     sub = command("model", "prepare the weights that a params file names", run_model)
     sub.add_argument("file", metavar="FILE")
     sub = command("patches", "known defects of the vLLM installed here", run_patches)
@@ -236,19 +247,28 @@ def run_bootlog(arguments) -> int:
 
 def run_diagnose(arguments) -> int:
     """`fieldbook diagnose`."""
-    from . import diagnosis
+    from . import diagnosis, terminal
 
     text = _read_log("diagnose", arguments.file, "the log of a server that failed")
-    if not text.strip():
+    if not text.strip() and not arguments.exit_status:
         raise BadInput(f"diagnose: {arguments.file}: is empty; give what the server printed before it ended")
-    found = diagnosis.diagnose(text)
-    lines = [f"{found.cause} (confidence {found.confidence}): {found.what}"]
-    lines += [f"  line {number}: {line[:160]}" for number, line in found.evidence]
-    lines += [f"remedy: {found.remedy}"] if found.remedy else []
-    lines += [f"also: {other}" for other in found.others]
-    lines += [f"only follows from it: {', '.join(found.echoes)}"] if found.echoes else []
-    _print(arguments, found.document(), "\n".join(lines))
+    found = diagnosis.diagnose_end(text, arguments.exit_status, arguments.oom_kills)
+    _print(arguments, found.document(), terminal.diagnosis_text(found))
     return 0
+
+
+def run_serve(arguments) -> int:
+    """`fieldbook serve`."""
+    from . import serve_terminal
+
+    return serve_terminal.run_serve(arguments)
+
+
+def run_defaultcheck(arguments) -> int:
+    """`fieldbook defaultcheck`."""
+    from . import serve_terminal
+
+    return serve_terminal.run_defaultcheck(arguments)
 
 
 def run_model(arguments) -> int:

@@ -99,6 +99,7 @@ def read_run(run_dir: Path) -> dict[str, Any]:
         "why": why,
         "stations": stations,
         "figures": figures,
+        "escaped": [str(text) for s in stations for text in ((s.receipt or {}).get("data") or {}).get("escaped") or []],
         "headline": [figure for figure in every_figure if figure["headline"]],
     }
 

@@ -285,6 +285,20 @@ def live_code(rows: Rows) -> Rows:
     ]
 
 
+def gates(rows: Rows) -> Rows:
+    """Each gate with its result and reason; a way out where it does not pass."""
+    return [
+        {
+            "gate": r["gate"],
+            "result": r["result"],
+            "reason": r["reason"],
+            "evidence": r["evidence"],
+            "ways out": None if r["result"] == "pass" else "; ".join(r["ways_out"]) or None,
+        }
+        for r in rows
+    ]
+
+
 def startup(booted: "Boot") -> Rows:
     """Start-up phases; with times for a live server."""
     return [{"phase": phase, "s after the launch": seconds} for phase, seconds in booted.phases] or [{"phase": phase} for phase in booted.log.phases]

@@ -8,8 +8,8 @@ import sys
 import pytest
 from conftest import DEFAULT_BOX, ROOT
 
-from fieldbook import __version__, memory, params, receipts, server, station, walk
-from fieldbook import gates as gates_module
+from fieldbook import __version__, params, receipts, station, walk
+from fieldbook.command import command_line
 from fieldbook.errors import BadInput
 
 FILE = ROOT / "params" / "cpu-smollm2.yml"
@@ -138,12 +138,12 @@ def test_result_is_one_line_of_json(tmp_path):
     assert "\n" not in text and document["verdict"] == 'said "no"\nand more' and document["report"] is None and document["status"] == 1
 
 
-# The server's command line and its gates.
+# The server's command line.
 
 
 def test_command_line_of_the_default_box(changed):
     box = changed()
-    line = server.command_line(box, box.parallel, (15, 15), 4711)
+    line = command_line(box, box.parallel, (15, 15), 4711)
     options = dict(zip(line.argv, line.argv[1:], strict=False))
     assert line.argv[1:3] == ("-m", "vllm.entrypoints.openai.api_server") and options["--port"] == "4711" and options["--host"] == "127.0.0.1"
     assert (options["--dtype"], options["--max-model-len"], options["--max-num-seqs"], options["--max-num-batched-tokens"]) == ("float32", "2048", "8", "2048")
@@ -151,80 +151,24 @@ def test_command_line_of_the_default_box(changed):
     assert options["--served-model-name"] == "smollm2-135m-instruct" and "--gpu-memory-utilization" not in line.argv
     assert line.env == {
         "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "OMP_NUM_THREADS": "1", "VLLM_PP_LAYER_PARTITION": "15,15",
+        "OMP_NUM_THREADS": "1", "VLLM_PP_LAYER_PARTITION": "15,15", "VLLM_HOST_IP": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo",
     }  # fmt: skip
 
 
 def test_command_line_of_one_rank_has_no_partition_and_of_a_gpu_no_cpu_space(changed):
     box = changed({"engine.device": "cuda", "engine.enforce_eager": False, "server.extra_args": ["--seed", "7"], "server.extra_env": {"OMP_NUM_THREADS": "3"}})
-    line = server.command_line(box, box.verdict.baseline, (30,), 1)
+    line = command_line(box, box.verdict.baseline, (30,), 1)
     assert "VLLM_PP_LAYER_PARTITION" not in line.env and "VLLM_CPU_KVCACHE_SPACE" not in line.env and line.env["OMP_NUM_THREADS"] == "3"
     assert line.argv[-2:] == ("--seed", "7") and "--enforce-eager" not in line.argv and line.argv[line.argv.index("--gpu-memory-utilization") + 1] == "0.9"
 
 
 def test_the_shown_command_can_be_typed(changed):
     box = changed({"server.extra_args": ["--override-generation-config", '{"top_p": 0.9}'], "server.extra_env": {"NOTE": "two words"}})
-    shown = server.command_line(box, box.parallel, (15, 15), 0).shown()
+    shown = command_line(box, box.parallel, (15, 15), 0).shown()
     assert str(ROOT) not in shown and sys.executable not in shown
     words = shlex.split(shown.replace("\\\n", " "))
     assert "NOTE=two words" in words and words[words.index("--override-generation-config") + 1] == '{"top_p": 0.9}'
     assert words[words.index("python") + 1 :][:2] == ["-m", "vllm.entrypoints.openai.api_server"]
-
-
-HOST = {"memory_total_bytes": 64 * 2**30, "memory_available_bytes": 32 * 2**30}
-
-
-def gates(box, split=(15, 15), gpus=(), host=None, defects=()):
-    return {row["gate"]: row for row in gates_module.check(box, split, {"gpus": list(gpus), "host": {**HOST, **(host or {})}}, list(defects))}
-
-
-def test_gates_of_a_sound_launch_pass(changed):
-    assert {row["result"] for row in gates(changed()).values()} == {"pass"}
-
-
-def test_each_gate_refuses(changed):
-    assert "29 of 30 layers" in gates(changed(), (15, 14))["layer split"]["why"] and gates(changed(), (15, 14))["layer split"]["result"] == "refuse"
-    # Neither these nor an empty stage have weights to count; the split's own gate refuses them.
-    assert all(gates(changed(), split)["layer split"]["result"] == "refuse" for split in ((0, 30), (30, 0), (), (31,), (-1, 31)))
-    row = {"id": "x", "met_by_this_box": True, "state": "present", "file": "a.py", "effect": "it dies", "mendable": True, "drop_when": "somebody mended it"}
-    for state, result in (("present", "refuse"), ("not recognised", "refuse"), ("patched", "pass"), ("fixed", "pass")):
-        assert gates(changed(), defects=[{**row, "state": state}])["known defects"]["result"] == result
-    assert gates(changed(), defects=[{**row, "met_by_this_box": False}])["known defects"]["result"] == "pass"
-    # A way out with each refusal, and none for what blocks nothing.
-    for more, why in [
-        ({}, "x is not mended (it dies): set engine.patches to needed"),
-        ({"mendable": False}, "x has no patch (it dies): take a release of which it is true that somebody mended it"),
-        ({"state": "not recognised"}, "x is not recognised in a.py, so it cannot be mended: serve with a vLLM of 0.29 to 0.33 as released"),
-    ]:
-        assert gates(changed(), defects=[{**row, **more}])["known defects"]["why"] == why
-    assert gates(changed(), defects=[{**row, "blocks": False}])["known defects"]["result"] == "pass"
-    assert gates(changed({"engine.device": "cuda"}))["device"]["result"] == "refuse"
-    assert gates(changed({"engine.device": "cuda"}), gpus=[{"index": 0}])["device"]["result"] == "pass"
-
-
-def test_host_memory_counts_weights_space_and_overhead_of_every_rank(changed):
-    # Weights 325,651,968 + 325,654,272 B, two ranks of 1 GiB KV space and 1 GiB beside it.
-    needed = 325_651_968 + 325_654_272 + 2 * (2**30 + 2**30)
-    assert gates(changed(), host={"memory_available_bytes": needed})["host memory"]["result"] == "pass"
-    assert gates(changed(), host={"memory_available_bytes": needed - 1})["host memory"]["result"] == "refuse"
-    assert gates(changed(), host={"memory_available_bytes": None, "memory_total_bytes": needed})["host memory"]["result"] == "pass"
-
-
-def test_host_memory_that_nobody_told_is_not_refused(changed):
-    # A recorded box whose outputs hold no /proc/meminfo.
-    row = gates(changed(), host={"memory_available_bytes": None, "memory_total_bytes": None})["host memory"]
-    assert row["result"] == "pass" and "not checked" in row["why"]
-    assert gates(changed(), host={"memory_available_bytes": 0})["host memory"]["result"] == "refuse"
-
-
-def test_host_memory_counts_the_ranks_of_tensor_parallelism_too(changed):
-    # TP 3 x PP 2 are six processes with 1 GiB of KV space each: 6 GiB of KV space alone do not fit in 6 GiB.
-    box = changed({"parallel.tensor_parallel_size": 3})
-    assert gates(box, host={"memory_available_bytes": 6 * 2**30})["host memory"]["result"] == "refuse"
-
-
-def test_rank_overhead_is_about_what_was_seen():
-    assert 0.5 * memory.GIB <= gates_module.RANK_OVERHEAD_BYTES <= 2 * memory.GIB
 
 
 def test_receipts_of_a_box_say_what_params_said(tmp_path):

@@ -5,6 +5,7 @@ import sys
 import textwrap
 
 import pytest
+from conftest import until
 
 from fieldbook import live, patches
 from fieldbook.errors import GateFailed
@@ -129,9 +130,12 @@ def test_what_is_reached_through_the_object_counts(server, package, body, same):
     assert (row["wrong"] == "") is same, row
 
 
-def test_forked_workers_answer_too_and_plugins_may_be_limited(server, package):
-    body = f"import os\n{USES}\nif os.fork() == 0:\n    state._WORLD.rank = 1\n    time.sleep(60)\n"
+def test_forked_workers_answer_too_and_plugins_may_be_limited(server, package, tmp_path):
+    # The child is a copy of rank 0 until it has a rank of its own: it is asked after that.
+    forked = tmp_path / "forked"
+    body = f"import os\n{USES}\nif os.fork() == 0:\n    state._WORLD.rank = 1\n    open({str(forked)!r}, 'w')\n    time.sleep(60)\n"
     folder = server("", body, environment={"VLLM_PLUGINS": "another"})
+    assert until(forked.exists)
     assert [row["rank"] for row in judged(folder, package, 2)] == [0, 1]
     environment = live.plant(folder, {"VLLM_PLUGINS": "another", "PYTHONPATH": "/elsewhere"})
     assert environment["VLLM_PLUGINS"] == "another,fieldbook_live" and environment["PYTHONPATH"] == f"{folder}{os.pathsep}/elsewhere"
