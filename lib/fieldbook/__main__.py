@@ -230,7 +230,10 @@ def _read_log(command: str, name: str, what: str) -> str:
     file = Path(name)
     if not file.is_file():
         raise BadInput(f"{command}: {file}: no such file; give {what}, or - for standard input")
-    return file.read_text(encoding="utf-8", errors="replace")
+    try:
+        return file.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise BadInput(f"{command}: {file}: cannot be read ({error.strerror}); give {what}") from None
 
 
 def run_bootlog(arguments) -> int:
@@ -351,6 +354,9 @@ def main(argv: list[str] | None = None) -> int:
     except FieldbookError as error:
         print(f"fieldbook: {error}", file=sys.stderr)
         return error.exit_status
+    except KeyboardInterrupt:
+        print("fieldbook: interrupted", file=sys.stderr)
+        return 130
     except BrokenPipeError:
         # The reader went away (`| head`); stdout must not complain again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

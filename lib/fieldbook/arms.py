@@ -46,7 +46,12 @@ def recorded_file(station: Station, name: str) -> Path:
 
 
 def look(station: Station, arm: Parallel | Baseline, layers_per_stage: tuple[int, ...], defects: list[dict[str, Any]]) -> gates.Launch:
-    """What the gates look at before this arm is launched. defects: status of the known ones after patching."""
+    """What the gates look at before this arm is launched. defects: status of the known ones after patching.
+
+    A server that an earlier try of this notebook left is stopped first: it would be taken for somebody else's.
+    """
+    if station.live:
+        server.stop_all(station.run_dir)
     return gates.look(station.params, arm, layers_per_stage, box=station.box(), defects=defects, gpus=station.gpus(), run_dir=station.run_dir)
 
 

@@ -114,9 +114,7 @@ def parse_counters(metrics: str) -> dict[str, float]:
 
 def counters(state: dict) -> dict[str, float]:
     """The server's counters now."""
-    import httpx
-
-    return parse_counters(httpx.get(server.url(state, "/metrics"), timeout=30, headers=server.headers(state)).text)
+    return parse_counters(server.asked(state, "/metrics", 30).text)
 
 
 def points(params: Params) -> list[tuple[str, int, int, int]]:

@@ -18,6 +18,8 @@ LOCAL = "127.0.0.1"
 # Set for every server: no network look-ups, no usage statistics, and every socket between the ranks of one machine on its loopback.
 QUIET_ENV = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
 LOOPBACK_ENV = {"VLLM_HOST_IP": LOCAL, "GLOO_SOCKET_IFNAME": "lo"}
+# Where NCCL's sockets are, not how it sends: without it they listen on the first network card (seen on two H200s).
+LOOPBACK_NCCL_ENV = {"NCCL_SOCKET_IFNAME": "lo"}
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,8 @@ class CommandLine:
         root = str(paths.root()) + "/"
         words = [word.replace(root, "") for word in without_secrets(list(self.argv))]
         env = {key: value if is_reference(value) else STARS if is_secret(key) else scrubbed(value, ()) for key, value in self.env.items()}
-        return {"argv": ["python", *words[1:]], "env": env}
+        python = "python" if words[0] == sys.executable or self.argv[0] == sys.executable else words[0]
+        return {"argv": [python, *words[1:]], "env": env}
 
 
 def _shown(key: str, value: str) -> str:
@@ -111,7 +114,7 @@ def command_line(params: Params, arm: Parallel | Baseline, layers_per_stage: tup
     """argv and environment of one arm. box: whose links decide on the custom all-reduce.
 
     The `vllm` script is not used because it looks its version up under the distribution name vllm, which the CPU build does not have.
-    NCCL keeps its own settings: the second field report measured every one of its knobs as a loss.
+    NCCL keeps its own settings but for where it listens: the second field report measured every one of its knobs as a loss.
     """
     engine, spec = params.engine, memory.model_spec(params.model.name)
     argv = [engine.python or sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
@@ -144,8 +147,9 @@ def command_line(params: Params, arm: Parallel | Baseline, layers_per_stage: tup
 
 def _environment(params: Params, arm: Parallel | Baseline, layers_per_stage: tuple[int, ...]) -> dict[str, str]:
     engine, env = params.engine, dict(QUIET_ENV)
-    if arm.ranks > 1 and params.server.host == LOCAL:
-        env |= LOOPBACK_ENV
+    if arm.ranks > 1:
+        # Whoever the server itself is for: what its ranks say to each other has no key.
+        env |= LOOPBACK_ENV | (LOOPBACK_NCCL_ENV if engine.device == "cuda" else {})
     if engine.device == "cpu":
         env["VLLM_CPU_KVCACHE_SPACE"] = str(engine.kv_cache_gib_per_rank)
         # Binding threads to cores needs as many free cores as ranks have threads; a shared machine has not.

@@ -14,6 +14,9 @@ from .spec import ModelSpec
 _V2_29 = frozenset({"eagle", "eagle3", "mtp", "dflash", "dspark", "extract_hidden_states"})
 _V2_32 = _V2_29 | {"ngram", "ngram_gpu", "draft_model"}
 V2_METHODS = {29: _V2_29, 30: _V2_29, 31: _V2_29, 32: _V2_32, 33: _V2_32 | {"medusa", "mlp_speculator"}}
+# These have a model of their own, which has to be named; ngram, suffix and mtp have none.
+NEEDS_MODEL = frozenset({"eagle", "eagle3", "dflash", "dspark", "draft_model", "medusa", "mlp_speculator", "custom_class"})
+V2_ONLY = frozenset({"dspark"})
 # These read hidden states of layers in between, which cross a pipeline boundary only for model classes that say so.
 AUXILIARY = frozenset({"eagle3", "dflash", "dspark", "extract_hidden_states"})
 # Draft classes that a pipeline cannot have, by family. Sources: v1/worker/gpu/spec_decode/gemma4/speculator.py (verifies the draft with the target's PP),
@@ -77,7 +80,14 @@ def judged(engine: Engine, arm: Ranks, spec: ModelSpec) -> Judgement:
     off = "engine.draft_tokens 0"
     if method == "mtp" and not spec.mtp_layers:
         return Judgement("refuse", f"{spec.name} has no layers of multi-token prediction", "config.json of the model", (off, "another engine.draft_method"))
+    if method in NEEDS_MODEL and not engine.draft_model and "model" not in engine.draft_options:
+        return Judgement("refuse", f"{method} needs a draft model", "config/speculative.py", ("engine.draft_model with its folder", off))
+    if method == "extract_hidden_states" and engine.draft_tokens != 1:
+        return Judgement("refuse", f"{method} takes 1 token, not {engine.draft_tokens}", "v1/spec_decode/extract_hidden_states.py", ("engine.draft_tokens 1",))
     runner, why = runner_of(engine, arm)
+    if runner == "v2" and method not in _v2_methods(engine) and arm.pipeline_parallel_size == 1:
+        reason = f"runner v2 of {release} does not draft with {method}"
+        return Judgement("refuse", reason, "config/vllm.py:_get_v2_model_runner_unsupported_features", ("engine.runner auto, which takes v1", off))
     if runner == "v2" and method not in _v2_methods(engine):
         newer = next((f"vLLM 0.{n}" for n in sorted(V2_METHODS) if n > minor(release) and method in V2_METHODS[n]), "")
         return Judgement(
@@ -86,15 +96,15 @@ def judged(engine: Engine, arm: Ranks, spec: ModelSpec) -> Judgement:
             "config/vllm.py:_get_v2_model_runner_unsupported_features",
             tuple(filter(None, (off, "engine.draft_method mtp" if spec.mtp_layers and minor(release) > 29 else "", newer, "pipeline_parallel_size 1"))),
         )
+    if runner == "v1" and method in V2_ONLY:
+        return Judgement("refuse", f"{method} is in runner v2 only, and this is v1 ({why})", "config/vllm.py", ("engine.runner auto", off))
+    if method == "suffix":
+        reason = f"suffix on runner {runner}: needs the package arctic-inference, which vLLM does not bring"
+        return Judgement("warn", reason, "config/speculative.py", (off,)) if arm.pipeline_parallel_size == 1 else _lost_in_pipeline(engine, why, off)
     if arm.pipeline_parallel_size == 1:
         return Judgement("pass", f"{method} on runner {runner} ({why})")
     if runner == "v1":
-        return Judgement(
-            "refuse",
-            f"drafting in a pipeline needs runner v2, and this is v1 ({why}): its stages never see the drafted tokens",
-            "v1/worker/gpu_model_runner.py:_pp_broadcast_prev_sampled_token_ids (vllm#57755)",
-            (off, "pipeline_parallel_size 1") + (("engine.runner auto",) if engine.device == "cuda" else ()),
-        )
+        return _lost_in_pipeline(engine, why, off)
     if minor(release) <= 29:
         return Judgement(
             "refuse",
@@ -113,6 +123,15 @@ def judged(engine: Engine, arm: Ranks, spec: ModelSpec) -> Judgement:
             (off,),
         )
     return Judgement("pass", f"{method} on runner v2, whose stages pass drafted tokens on ({release})")
+
+
+def _lost_in_pipeline(engine: Engine, why: str, off: str) -> Judgement:
+    return Judgement(
+        "refuse",
+        f"drafting in a pipeline needs runner v2, and this is v1 ({why}): its stages never see the drafted tokens",
+        "v1/worker/gpu_model_runner.py:_pp_broadcast_prev_sampled_token_ids (vllm#57755)",
+        (off, "pipeline_parallel_size 1") + (("engine.runner auto",) if engine.device == "cuda" else ()),
+    )
 
 
 def why_lowered(engine: Engine, arm: Ranks, spec: ModelSpec) -> str:

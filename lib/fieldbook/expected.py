@@ -41,21 +41,32 @@ def command_of(params: Params) -> CommandLine:
 def entries(params_file: str | Path) -> list[dict[str, Any]]:
     """The committed entries. Raises BadInput for a file that is missing or none."""
     file = file_of(params_file)
-    try:
-        document = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except OSError:
-        raise BadInput(f"{paths.shown(file)}: missing; `fieldbook defaultcheck --update {paths.shown(Path(params_file))}` writes it") from None
-    except yaml.YAMLError as error:
-        raise BadInput(f"{paths.shown(file)}: not YAML: {str(error).splitlines()[0]}") from None
-    keys = {"layout", "changes", "argv", "env"}
-    if not isinstance(document, list) or not document or any(not isinstance(one, dict) or set(one) != keys for one in document):
-        raise BadInput(f"{paths.shown(file)}: expected a list of layouts with {', '.join(sorted(keys))}")
+    if not file.exists():
+        raise BadInput(f"{paths.shown(file)}: missing; `fieldbook defaultcheck --update {paths.shown(Path(params_file))}` writes it")
+    document = params_module.read(file)
+    if not isinstance(document, list) or not document:
+        raise BadInput(f"{paths.shown(file)}: expected a list of layouts with {', '.join(_FORM)}")
+    for number, entry in enumerate(document, 1):
+        wrong = [name for name, right in _FORM.items() if not right(entry.get(name))] if isinstance(entry, dict) else list(_FORM)
+        if wrong or set(entry) != set(_FORM):
+            raise BadInput(
+                f"{paths.shown(file)}: layout {number}: expected {', '.join(_FORM)}; wrong or missing: {', '.join(wrong) or 'none, but there is more'}"
+            )
     return document
+
+
+# What each part of an entry has to be.
+_FORM = {
+    "layout": lambda value: isinstance(value, str) and bool(value),
+    "changes": lambda value: isinstance(value, dict) and all(isinstance(key, str) and "." in key for key in value),
+    "argv": lambda value: isinstance(value, list) and all(isinstance(word, str) for word in value),
+    "env": lambda value: isinstance(value, dict) and all(isinstance(word, str) for pair in value.items() for word in pair),
+}
 
 
 def params_of(params_file: str | Path, entry: dict[str, Any]) -> Params:
     """The params file with an entry's changes on top."""
-    changes = [f"{key}={yaml.safe_dump(value, default_flow_style=True).strip()}" for key, value in (entry["changes"] or {}).items()]
+    changes = [f"{key}={yaml.safe_dump(value, default_flow_style=True).strip()}" for key, value in entry["changes"].items()]
     return serve.with_changes(str(params_file), [change.removesuffix("\n...") for change in changes])
 
 
@@ -65,7 +76,12 @@ def drift(params_file: str | Path) -> list[str]:
     for entry in entries(params_file):
         now = command_of(params_of(params_file, entry)).document()
         for what in ("argv", "env"):
+            if what == "argv" and entry[what] == now[what] or what == "env" and list(entry[what].items()) == list(now[what].items()):
+                continue
             before, after = _lines(entry[what]), _lines(now[what])
+            if before == after:
+                # The same to read, and other words: an option and its value given as one.
+                before, after = [repr(word) for word in entry[what]], [repr(word) for word in now[what]]
             if before != after:
                 # The first two lines name the files; what follows may begin with dashes of its own.
                 changed = [line for line in list(difflib.unified_diff(before, after, lineterm="", n=0))[2:] if not line.startswith("@@")]
@@ -102,4 +118,10 @@ def check(params_files: list[str]) -> dict[str, list[str]]:
     """Drift of each of these params files, of all in the checkout without any named. Raises BadInput for one that cannot be read."""
     for file in params_files:
         params_module.load(file)
-    return {paths.shown(Path(file)): drift(file) for file in (params_files or all_params_files())}
+    found = {paths.shown(Path(file)): drift(file) for file in (params_files or all_params_files())}
+    if not params_files:
+        known = {file_of(file) for file in all_params_files()}
+        for file in sorted((paths.root() / "params" / "commands").glob("*.yml")):
+            if file not in known:
+                found[paths.shown(file)] = [f"no params file {file.name} beside its folder"]
+    return found

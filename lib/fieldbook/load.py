@@ -22,6 +22,9 @@ def client(log: Path, api_key: str = "") -> Iterator[Callable[[list[str]], dict]
     The function raises GateFailed when the client fails or dies; everything it prints goes to `log`. api_key: what the server asks for.
     """
     env = {**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "PYTHONPATH": str(Path(__file__).resolve().parents[1])}
+    # A proxy of the environment is not for a server of this machine; vLLM's client would ask it.
+    for name in ("NO_PROXY", "no_proxy"):
+        env[name] = ",".join(filter(None, [env.get(name), "127.0.0.1", "localhost", "::1"]))
     # Where vLLM's client looks for it; in its arguments every user of the machine could read it.
     env |= {"OPENAI_API_KEY": api_key} if api_key else {}
     log.parent.mkdir(parents=True, exist_ok=True)

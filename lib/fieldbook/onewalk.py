@@ -16,10 +16,14 @@ POLL_S = 1.0
 
 
 def running() -> int | None:
-    """Process that a walk of this machine runs in; None when there is none."""
+    """Process that a walk of this machine runs in, 0 where it cannot be told any more; None when there is none."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
+        # Nobody accepts: once the queue of askers is full, a connect would wait for ever.
+        asking.setblocking(False)
         try:
             asking.connect(NAME)
+        except BlockingIOError:
+            return 0
         except OSError:
             return None
         pid, _, _ = struct.unpack("3i", asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))

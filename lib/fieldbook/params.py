@@ -11,7 +11,7 @@ from typing import Any, get_args
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from . import drafts, memory, paths, served_by
+from . import drafts, memory, paths, secrecy, served_by
 from .errors import BadInput, short
 from .schema import Baseline, Parallel, Params, describe, metric_label, metric_names
 
@@ -47,9 +47,14 @@ def load(file: str | Path) -> Params:
 def read(file: str | Path) -> Any:
     """The sections of a params file as they stand there, not validated. Raises BadInput for what is no YAML file."""
     file = Path(file)
-    if not file.is_file():
+    shown = str(file) if str(file).isprintable() else repr(str(file))
+    try:
+        there = file.is_file()
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{shown[:120]}: no such params file ({getattr(error, 'strerror', None) or error})") from None
+    if not there:
         known = sorted(p.stem for p in (paths.root() / "params").glob("*.yml"))
-        raise BadInput(f"{file}: no such params file; params/ has {', '.join(known)}")
+        raise BadInput(f"{shown}: no such params file; params/ has {', '.join(known)}")
     try:
         return yaml.load(file.read_text(encoding="utf-8"), Loader=_UniqueKeyLoader)
     except yaml.MarkedYAMLError as error:
@@ -108,12 +113,22 @@ def _location(problem: dict) -> tuple:
     return tuple(location)
 
 
+def _got(location: tuple, value: Any) -> str:
+    """A wrong value in a message; a secret, or what may hold one, is not repeated."""
+    if location[:2] in (("server", "api_key"), ("server", "extra_args"), ("server", "extra_env")):
+        plain = location[1] != "api_key" and len(location) == 3 and not secrecy.is_secret(str(location[2])) and not isinstance(value, (list, dict))
+        if not plain:
+            return f"a {type(value).__name__}"
+    return secrecy.scrubbed(short(value), ())
+
+
 def _explain(problem: dict) -> str:
     location = _location(problem)
-    key = ".".join(str(part) for part in location)
+    # A variable given as one text, NAME=value, would bring its value along.
+    key = ".".join(str(part).partition("=")[0] for part in location)
     if not key.isprintable():
         key = repr(key)
-    kind, got = problem["type"], short(problem.get("input"))
+    kind, got = problem["type"], _got(location, problem.get("input"))
     if kind == "extra_forbidden":
         known = list(_fields_at(location[:-1]))
         close = difflib.get_close_matches(str(location[-1]), known, n=1)

@@ -41,6 +41,12 @@ def identify(pid: int) -> ProcessId | None:
     return ProcessId(pid, int(fields[19])) if fields and fields[0] not in "ZX" else None
 
 
+def parent_of(pid: int) -> int:
+    """Its parent's pid; 0 when there is no such process."""
+    fields = _stat(pid)
+    return int(fields[1]) if fields else 0
+
+
 def parse(text: str) -> ProcessId:
     """'123:456' -> ProcessId. Raises ValueError otherwise."""
     pid, _, ticks = text.partition(":")
@@ -92,15 +98,6 @@ def session_members(leader: ProcessId) -> list[int]:
             if fields and fields[0] not in "ZX" and int(fields[3]) == leader.pid and int(fields[19]) >= leader.start_ticks:
                 members.append(int(name))
     return members
-
-
-def shared_memory_of(leader: ProcessId) -> set[str]:
-    """Files under /dev/shm that the processes of a session have mapped now."""
-    found = set()
-    for pid in session_members(leader):
-        with contextlib.suppress(OSError), open(f"/proc/{pid}/maps", encoding="utf-8", errors="replace") as maps:
-            found |= {line.split(maxsplit=5)[5].strip() for line in maps if " /dev/shm/" in line}
-    return {name for name in found if not name.endswith(" (deleted)")}
 
 
 def end_session(leader: ProcessId, timeout_s: float) -> None:

@@ -77,8 +77,7 @@ def _request(station: Station, name: str, arm: Parallel, layers_per_stage: tuple
 
 def _live(tree: Path, wanted: list[str], state: dict[str, Any], arm: Ranks) -> Rows:
     """What each rank of a running server says of these patches. Raises GateFailed when one does not run a mend."""
-    # Engines of data parallelism beside each other are worlds of their own; each has these ranks.
-    said = server.running_code(state, evidence.places(wanted), arm.ranks // arm.data_parallel_size)
+    said = server.running_code(state, evidence.places(wanted), arm.ranks)
     live = evidence.rows(tree, wanted, said)
     if problems := evidence.problems(live):
         raise GateFailed(f"a mend is not live: {'; '.join(problems)}")

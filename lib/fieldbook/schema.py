@@ -15,7 +15,7 @@ DraftMethod = Literal[
     "mlp_speculator", "custom_class",
 ]  # fmt: skip
 # Refusals after which a server would start all the same, and fail or answer wrong.
-Escape = Literal["boundary_sums", "checkpoint", "foreign_processes", "index_sharing", "known_defects", "release", "state_dtype", "unverified_pp"]
+Escape = Literal["boundary_sums", "checkpoint", "foreign_processes", "index_sharing", "kernels", "known_defects", "release", "state_dtype", "unverified_pp"]
 Metric = Annotated[str, Field(pattern=r"^(pool_tokens|prefill_\d+_tok_s|decode_c\d+_tok_s)$")]
 
 

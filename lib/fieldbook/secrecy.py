@@ -8,15 +8,19 @@ from .errors import BadInput
 
 STARS = "***"
 REFERENCE = re.compile(r"\$([A-Za-z_][A-Za-z0-9_]*)")
-_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|BEARER")
-_NO_SECRET = re.compile(r"TOKENIZER|TOKENS|TOKEN_LEN|TOKEN_ID")
+_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL|BEARER|HEADERS$|(?:^|_)(?:AUTH|PASS|PWD)(?:$|_)|PASS$")
+_NO_SECRET = re.compile(
+    r"TOKENIZER|(?<!API_)(?<!ACCESS_)(?<!AUTH_)TOKENS|TOKEN_(?:LEN|ID|THRESHOLD)|KEY_?FILE|KEY_?PATH|ALLOW_CREDENTIALS|^(?:OLD)?PWD$|MONKEY|KEYBOARD"
+)
 # Credentials in a URL, a header, or the well-known forms of access tokens: secret whatever they are called.
 _FORMS = (
-    re.compile(r"(?<=://)[^/\s:@'\"]*:[^/\s@'\"]+(?=@)"),
+    re.compile(r"(?<=://)[^\s@'\"]+(?=@)"),
     re.compile(r"(?i)(?<=bearer )[A-Za-z0-9._~+/-]{8,}=*"),
     re.compile(r"\b(?:hf_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_-]{16,}|gh[pousr]_[A-Za-z0-9]{16,}|AKIA[A-Z0-9]{12,})\b"),
     re.compile(r"(?i)(?<=[?&])(?:api[_-]?key|token|access[_-]?token|password|secret)=[^&\s'\"]+"),
 )
+# In a value that is given, not in a log, where a word before an equals sign may be anything.
+_GIVEN = re.compile(r"(?i)(?:^|[\s,;{])(?:[\w-]*api[_-]?key|authorization|[\w-]*(?:password|secret|access[_-]?token))\s*[=:]\s*\S")
 # Shorter values are words such as 'none' or '1', which must not be starred out of a log.
 SHORTEST = 8
 
@@ -29,7 +33,7 @@ def is_secret(name: str) -> bool:
 
 def has_form_of_secret(text: str) -> bool:
     """True where a text holds credentials by their form: user:password in a URL, a bearer header, a well-known access token."""
-    return any(form.search(text) for form in _FORMS)
+    return bool(_GIVEN.search(text)) or any(form.search(text) for form in _FORMS)
 
 
 def is_reference(value: str) -> bool:
@@ -67,6 +71,12 @@ def secret_values(environment: Mapping[str, str] | None = None) -> tuple[str, ..
     """Values of this environment's secrets, the longest first: one may be the beginning of another."""
     held = {value for name, value in (os.environ if environment is None else environment).items() if is_secret(name) and len(value) >= SHORTEST}
     return tuple(sorted(held, key=len, reverse=True))
+
+
+def referenced(values: Mapping[str, str], environment: Mapping[str, str]) -> tuple[str, ...]:
+    """What the references among these values stand for: secret whatever it is called and however short, but for a word of three letters."""
+    found = {environment.get(value[1:], "") for value in values.values() if is_reference(value)}
+    return tuple(value for value in found if len(value) > 3)
 
 
 def scrubbed(text: str, values: tuple[str, ...]) -> str:

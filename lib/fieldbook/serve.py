@@ -13,7 +13,7 @@ import yaml
 
 from . import bootlog, files, gates, inventory, layouts, memory, models, patches, paths, proofs, server, splits, starting
 from . import params as params_module
-from .errors import BadInput, GateFailed
+from .errors import BadInput, GateFailed, short
 from .gates import Launch
 from .params import Params
 from .watching import lost_text
@@ -43,15 +43,19 @@ def with_changes(file: str, changes: list[str], partition: str | None = None) ->
     if not changes and partition is None:
         return params_module.load(file)
     sections = params_module.read(file)
+    if not isinstance(sections, dict) or not all(isinstance(one, dict) for one in sections.values()):
+        # What is wrong with it is told as for any other params file.
+        return params_module.validate(sections, str(file))
     for change in changes:
         key, equals, text = change.partition("=")
         section, _, name = key.partition(".")
         if not equals or not name:
-            raise BadInput(f"--set: got {change!r}, expected SECTION.KEY=VALUE such as parallel.pipeline_parallel_size=2")
+            # What stands behind the equals sign may be a secret.
+            raise BadInput(f"--set: got {key[:60]!r}{' and a value' if equals else ''}, expected SECTION.KEY=VALUE such as parallel.pipeline_parallel_size=2")
         try:
             value = yaml.safe_load(text)
-        except yaml.YAMLError:
-            raise BadInput(f"--set: {key}: {text!r} is not a value in YAML") from None
+        except (yaml.YAMLError, ValueError, TypeError, AttributeError, RecursionError):
+            raise BadInput(f"--set: {key}: what is given is not a value in YAML") from None
         place, (*way, last) = sections, key.split(".")
         for part in way:
             place = place.setdefault(part, {})
@@ -60,8 +64,8 @@ def with_changes(file: str, changes: list[str], partition: str | None = None) ->
         place[last] = value
     if partition is not None:
         words = partition.split(",")
-        if not all(word.strip().isascii() and word.strip().isdigit() and int(word) > 0 for word in words):
-            raise BadInput(f"--partition: got {partition!r}, expected a positive number of layers for each stage with commas between, such as 41,37")
+        if not all(word.strip().isascii() and word.strip().isdigit() and len(word) < 10 and int(word) > 0 for word in words):
+            raise BadInput(f"--partition: got {short(partition)}, expected a positive number of layers for each stage with commas between, such as 41,37")
         sections.setdefault("parallel", {})["layer_partition"] = [int(word) for word in words]
     return params_module.validate(sections, str(file))
 

@@ -79,7 +79,7 @@ def run_serve(arguments) -> int:
 
 
 def _serve(arguments, found: Preview, run_dir, say) -> int:
-    status, ended = 0, ""
+    status, served = 0, None
     with interrupts.owning(False), interrupts.signals():
         try:
             served = serve.start(found, run_dir, say)
@@ -91,8 +91,9 @@ def _serve(arguments, found: Preview, run_dir, say) -> int:
             ended = serve.watch(served.state_file, arguments.stop_after)
             if ended:
                 raise GateFailed(f"serve: the server ended: {ended}; its log is {paths.shown(served.state_file.with_suffix('.log'))}")
-        except interrupts.Interrupted:
-            pass
+        except interrupts.Interrupted as interrupt:
+            # To be stopped is how a server that serves ends; a start that is given up has not done what was asked.
+            status = 0 if served is not None else 128 + interrupt.number
         except FieldbookError as error:
             status = error.exit_status
             print(f"fieldbook: {error}", file=sys.stderr)

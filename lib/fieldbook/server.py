@@ -1,8 +1,8 @@
 """The vLLM server: launch under a supervisor, finding it again, asking it, stopping it. `command` has its command line, `starting` its start-up."""
 
+import errno
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -13,7 +13,9 @@ from . import files, live, processes, secrecy
 from .command import LOCAL, command_line, weights_dir
 from .errors import BadInput, GateFailed
 from .inventory import Inventory
+from .inventory.measure_worker import visible_gpus
 from .schema import Baseline, Parallel, Params
+from .watching import port_of
 
 
 def reached_at(host: str) -> str:
@@ -44,15 +46,15 @@ def headers(state: dict[str, Any]) -> dict[str, str]:
 
 
 def free_port(wanted: int, host: str = LOCAL) -> int:
-    """The wanted port, or any free one for 0. Raises GateFailed when the wanted one is taken."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, wanted))
-        except OSError as error:
-            raise GateFailed(f"server.port: {wanted} on {host} is taken; stop what listens there, or give 0 for any free port ({error.strerror})") from None
-        return probe.getsockname()[1]
+    """The wanted port, or any free one for 0. Raises GateFailed when the wanted one is taken, or the host is none of this machine."""
+    try:
+        return port_of(wanted, host)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise GateFailed(f"server.port: {wanted} on {host} is taken; stop what listens there, or give 0 for any free port") from None
+        raise GateFailed(
+            f"server.host: {host}: nothing can listen there on port {wanted} ({error.strerror or error}); give an address of this machine"
+        ) from None
 
 
 def launch(params: Params, arm: Parallel | Baseline, layers_per_stage: tuple[int, ...], run_dir: Path, name: str, box: Inventory | None = None) -> Path:
@@ -77,6 +79,7 @@ def launch(params: Params, arm: Parallel | Baseline, layers_per_stage: tuple[int
         "host": params.server.host,
         "port": port,
         "device": params.engine.device,
+        "gpus": cards_of(params, arm) if params.engine.device == "cuda" else [],
         "api_key": params.server.api_key,
         "owner": str(processes.owner_of_servers()),
         "argv": command.argv,
@@ -100,6 +103,16 @@ def launch(params: Params, arm: Parallel | Baseline, layers_per_stage: tuple[int
     return state_file
 
 
+def cards_of(params: Params, arm: Parallel | Baseline) -> list[int]:
+    """The GPUs of an arm's ranks by their numbers in NVML, as CUDA_VISIBLE_DEVICES of server.extra_env or of this environment orders them.
+
+    Where it names them otherwise than by number, the first ones.
+    """
+    asked_for = params.server.extra_env.get("CUDA_VISIBLE_DEVICES", os.environ.get("CUDA_VISIBLE_DEVICES"))
+    found = visible_gpus(asked_for, arm.ranks)
+    return (list(range(arm.ranks)) if found is None else found)[: arm.ranks]
+
+
 def read_state(state_file: Path) -> dict[str, Any]:
     """The state a supervisor keeps. Raises BadInput when the file is missing or damaged."""
     try:
@@ -119,12 +132,19 @@ def log_text(state: dict[str, Any]) -> str:
     return file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
 
 
+def asked(state: dict[str, Any], path: str, timeout_s: float):
+    """The answer to a GET. Never through a proxy of the environment, which would get the key as well. Raises httpx.HTTPError."""
+    import httpx
+
+    return httpx.get(url(state, path), timeout=timeout_s, headers=headers(state), trust_env=False)
+
+
 def _posted(state: dict[str, Any], path: str, body: dict[str, Any], timeout_s: float) -> dict[str, Any]:
     """The answer's JSON. Raises GateFailed with one line for anything but status 200 with a JSON object."""
     import httpx
 
     try:
-        answer = httpx.post(url(state, path), json=body, timeout=timeout_s, headers=headers(state))
+        answer = httpx.post(url(state, path), json=body, timeout=timeout_s, headers=headers(state), trust_env=False)
     except httpx.HTTPError as error:
         raise GateFailed(f"server {state['name']} does not answer: {type(error).__name__}") from None
     if answer.status_code != 200:
@@ -182,12 +202,12 @@ def stop(state_file: Path) -> dict[str, Any]:
     if state["status"] == "ended" and not state.get("server"):
         return state
     supervisor = processes.parse(state["supervisor"]) if state.get("supervisor") else None
-    if state["status"] == "starting":
+    if state["status"] == "starting" and not supervisor:
         # The supervisor was launched a moment ago and has not written yet, or never came up.
         for _ in range(40):
             time.sleep(0.25)
             state = read_state(state_file)
-            if state["status"] != "starting":
+            if state["status"] != "starting" or state.get("supervisor"):
                 return stop(state_file)
         return state
     if supervisor and processes.is_alive(supervisor):
@@ -195,7 +215,9 @@ def stop(state_file: Path) -> dict[str, Any]:
         deadline = time.monotonic() + state["stop_timeout_s"] + 30
         while processes.is_alive(supervisor) and time.monotonic() < deadline:
             time.sleep(0.1)
-    processes.end_session(processes.parse(state["server"]), 0 if state["status"] == "ended" else state["stop_timeout_s"])
+        state = read_state(state_file)
+    if state.get("server"):
+        processes.end_session(processes.parse(state["server"]), 0 if state["status"] == "ended" else state["stop_timeout_s"])
     state = read_state(state_file)
     if state["status"] != "ended":
         state.update(status="ended", reason="its supervisor was killed")
@@ -229,7 +251,7 @@ def find(state_file: Path, model: str) -> dict[str, Any] | None:
     if not is_up(state) or state["model"] != model or not processes.is_alive(processes.parse(state["owner"])):
         return None
     try:
-        served = httpx.get(url(state, "/v1/models"), timeout=10, headers=headers(state)).json()["data"]
+        served = asked(state, "/v1/models", 10).json()["data"]
     except (httpx.HTTPError, ValueError, KeyError):
         return None
     return state if model in [entry["id"] for entry in served] else None

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import select
 import socket
 import time
 from dataclasses import dataclass
@@ -44,12 +45,39 @@ class Crew:
 
     def __init__(self, leader: ProcessId):
         self._leader, self._known, self._oom = leader, {}, oom_kills()
+        self._handles, self._died = {}, []
 
-    def lost(self) -> list[dict[str, Any]]:
-        """Those that were there before and are gone, with what may have killed them. Only processes that vLLM names count: compilers come and go."""
-        now = {pid: title_of(pid) for pid in processes.session_members(self._leader)}
-        gone = [(pid, title) for pid, title in self._known.items() if pid not in now]
-        self._known = {pid: title for pid, title in now.items() if title.startswith("VLLM::")}
+    def wait(self, seconds: float) -> None:
+        """Sleep, but notice at once when one of them dies: what its death brings down follows within milliseconds."""
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0:
+            poller = select.poll()
+            for handle in self._handles.values():
+                poller.register(handle, select.POLLIN)
+            dead = {handle for handle, _ in poller.poll(left * 1000)}
+            for pid in [pid for pid, handle in self._handles.items() if handle in dead]:
+                self._died.append(pid)
+                os.close(self._handles.pop(pid))
+
+    def _hold(self) -> None:
+        """A handle on each known process, where the system has such (Linux 5.3); on others the order of deaths is not known."""
+        for pid in self._known:
+            if pid not in self._handles and pid not in self._died:
+                with contextlib.suppress(OSError, AttributeError):
+                    self._handles[pid] = os.pidfd_open(pid)
+
+    def lost(self, members: list[int]) -> list[dict[str, Any]]:
+        """Those of it that are not among the session's members any more, with what may have killed them.
+
+        Only processes that vLLM names count, and only once they have been seen twice under a name that is not their parent's: what a worker starts
+        (compilers, lscpu) has its name until it has become what it is, and comes and goes.
+        """
+        now = {pid: title for pid in members if (title := title_of(pid)).startswith("VLLM::") and title != title_of(processes.parent_of(pid))}
+        there = set(members)
+        gone = [(pid, title) for pid, (title, seen) in self._known.items() if pid not in there and seen > 1]
+        gone.sort(key=lambda one: self._died.index(one[0]) if one[0] in self._died else len(self._died))
+        self._known = {pid: (title, self._known.get(pid, (title, 0))[1] + 1) for pid, title in now.items()}
+        self._hold()
         if not gone or not processes.is_alive(self._leader):
             return []
         kills, free = oom_kills() - self._oom, psutil.virtual_memory().available
@@ -60,7 +88,7 @@ class Crew:
 def lost_text(one: dict[str, Any]) -> str:
     """A lost process in words: free host memory tells a crash from the kernel's killing for lack of it."""
     free = f"{one['memory_available_bytes'] / GIB:.1f} GiB of host memory free"
-    why = f"the kernel killed it for lack of memory ({free})" if one["oom_kills"] else f"a crash or a kill, not lack of memory ({free})"
+    why = f"the kernel killed it for lack of memory ({free})" if one["oom_kills"] else f"not for lack of memory ({free})"
     return f"{one['process']} (process {one['pid']}) died: {why}"
 
 
@@ -74,13 +102,16 @@ class Pulse:
     read_bytes: int
     stopped: tuple[str, ...]
 
+    def reads_since(self, before: "Pulse") -> bool:
+        """Whether more has been read than waiting takes."""
+        return abs(self.read_bytes - before.read_bytes) / max(self.at_s - before.at_s, 1e-6) > IDLE_READ_BYTES_S
+
     def quiet_since(self, before: "Pulse") -> bool:
         """Whether nothing has been done since: no line, no read, and less computing than waiting takes."""
         seconds = max(self.at_s - before.at_s, 1e-6)
         # Less than before: a process has ended, which is not nothing.
         busy = abs(self.cpu_s - before.cpu_s) / seconds > IDLE_CORES
-        reads = abs(self.read_bytes - before.read_bytes) / seconds > IDLE_READ_BYTES_S
-        return self.logged_bytes == before.logged_bytes and not reads and not busy
+        return self.logged_bytes == before.logged_bytes and not self.reads_since(before) and not busy
 
 
 def pulse(leader: ProcessId, log: Path) -> Pulse:
@@ -98,22 +129,27 @@ def pulse(leader: ProcessId, log: Path) -> Pulse:
     return Pulse(time.monotonic(), size, ticks / os.sysconf("SC_CLK_TCK"), read, tuple(stopped))
 
 
-def gpu_memory_bytes() -> dict[int, int]:
-    """Memory in use of each GPU by NVML; empty without GPUs."""
+def gpu_memory_bytes(gpus: list[int] | None = None) -> dict[int, int]:
+    """Memory in use of each of these GPUs, of all without a list, by NVML; empty without GPUs."""
     from .inventory import gpu_memory_used
 
-    return gpu_memory_used()
+    return {gpu: used for gpu, used in gpu_memory_used().items() if gpus is None or gpu in gpus}
+
+
+def port_of(wanted: int, host: str = LOCAL) -> int:
+    """The wanted port, or any free one for 0. Raises OSError where a server could not listen there."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind((host, wanted))
+        return probe.getsockname()[1]
 
 
 def port_is_free(port: int, host: str = LOCAL) -> bool:
     """Whether a server could listen there now."""
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError:
-            return False
-        return True
+    try:
+        return port_of(port, host) == port
+    except OSError:
+        return False
 
 
 def settled(state: dict[str, Any], used_before: dict[int, int]) -> dict[str, Any]:
@@ -121,9 +157,17 @@ def settled(state: dict[str, Any], used_before: dict[int, int]) -> dict[str, Any
     start = time.monotonic()
     while True:
         free = port_is_free(state["port"], state.get("host", LOCAL))
-        used = gpu_memory_bytes() if used_before else {}
+        used = gpu_memory_bytes(list(used_before)) if used_before else {}
         given_back = all(used.get(gpu, 0) <= before + SETTLED_BYTES for gpu, before in used_before.items()) if used_before else None
         waited = time.monotonic() - start
         if (free and given_back is not False) or waited > SETTLE_S:
             return {"port_free": free, "device_memory_free": given_back, "settled_s": round(waited, 1)}
         time.sleep(0.2)
+
+
+def what_is_left(state: dict[str, Any], members: list[int]) -> str:
+    """What an ended server still holds, in words; '' where all is given back."""
+    left = [f"processes {', '.join(map(str, members))} cannot be ended"] if members else []
+    left += [] if state["port_free"] else [f"port {state['port']} is still taken"]
+    left += ["the GPUs have not got all of their memory back"] if state["device_memory_free"] is False else []
+    return "; ".join(left)

@@ -20,6 +20,7 @@ import yaml
 
 from fieldbook import load, paths, processes, receipts, server
 from fieldbook import params as params_module
+from fieldbook.command import CommandLine
 from fieldbook.errors import GateFailed
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(400)]
@@ -266,7 +267,7 @@ def stubborn(tmp_path, monkeypatch):
     code = f"import signal, subprocess, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN)\nsubprocess.Popen([sys.executable, '-c', '{child}']); {child}"
     (tmp_path / "config.json").write_text("{}")
     monkeypatch.setattr(server, "weights_dir", lambda params: tmp_path)
-    monkeypatch.setattr(server, "command_line", lambda *_: server.CommandLine((sys.executable, "-c", code), {}))
+    monkeypatch.setattr(server, "command_line", lambda *_: CommandLine((sys.executable, "-c", code), {}))
     params = params_module.validate({**BOX, "server": {"stop_timeout_s": 3}}, "test")
     sessions = []
 

@@ -20,6 +20,7 @@ PP4 = [*LOOSE, "parallel.tensor_parallel_size=2", "parallel.pipeline_parallel_si
 CLEAN = "parallel.index_sharing=clean"
 # A machine with nothing against it.
 SOUND = Facts(
+    cards=tuple(range(8)),
     release="0.30.0", disk_free_bytes={"the run folder": 50 * GIB}, shm_free_bytes=GIB, memory_available_bytes=32 * GIB, busy_cores=0.1,
     checkpoint_told="272 tensors in 1 files", checkpoint_sha256="a" * 64,
 )  # fmt: skip
@@ -94,6 +95,7 @@ def test_parallel_sizes_follow_heads_experts_and_context_parallelism():
     wide = ["parallel.pipeline_parallel_size=1", "parallel.data_parallel_size=3"]
     assert refuses(ruling("parallel sizes", QWEN, wide), "EP keeps")
     assert passes(ruling("parallel sizes", QWEN, [*wide, "parallel.expert_parallel=true"]))
+    assert refuses(ruling("parallel sizes", SMALL, ["parallel.expert_parallel=true"]), "has no experts")
     assert refuses(ruling("parallel sizes", QWEN, [*wide, "parallel.prefill_context_parallel_size=2"]), "PCP")
 
 
@@ -104,6 +106,7 @@ def test_devices_are_as_many_as_ranks():
     assert refuses(ruling("devices", GLM, cards=[*cards[:7], Gpu(index=7, lost="GPU is lost")]), "has 7")
     assert refuses(ruling("devices", GLM), "no GPU answers")
     assert ruling("devices", GLM, where=None).result == "not checked"
+    assert refuses(ruling("devices", GLM, ["server.extra_env={CUDA_VISIBLE_DEVICES: '0,1,2,3'}"], cards=cards), "has 4")
 
 
 def test_a_cut_through_shared_indices_is_refused_relayed_or_flipped_with_weights():
@@ -195,14 +198,25 @@ def test_drafting_by_method_release_runner_and_pipeline():
     assert refuses(ruling("drafting", SMALL, ["engine.draft_method=ngram", "engine.draft_tokens=2"]), "runner v2")
     alone = ["engine.draft_method=ngram", "engine.draft_tokens=2", "parallel.pipeline_parallel_size=1"]
     assert passes(ruling("drafting", SMALL, alone))
-    assert ruling("drafting", GLM, ["engine.draft_method=eagle3"]).result == "warn"
+    own = ["engine.draft_model=/models/draft"]
+    assert ruling("drafting", GLM, ["engine.draft_method=eagle3", *own]).result == "warn"
+    for method in ("eagle", "eagle3", "medusa", "draft_model", "dflash", "custom_class"):
+        assert refuses(ruling("drafting", SMALL, [f"engine.draft_method={method}", *alone[1:]]), "needs a draft model")
+        assert passes(ruling("drafting", SMALL, [f"engine.draft_method={method}", *own, *alone[1:]]))
+    assert refuses(ruling("drafting", SMALL, ["engine.draft_method=dspark", *own, *alone[1:]]), "runner v2 only")
+    assert refuses(ruling("drafting", SMALL, ["engine.draft_method=extract_hidden_states", *alone[1:]]), "takes 1 token, not 2")
+    one = [*LOOSE, "parallel.tensor_parallel_size=8", "parallel.pipeline_parallel_size=1"]
+    stuck = ruling("drafting", GLM, [*one, "engine.runner=v2", *ngram])
+    assert refuses(stuck, "runner v2 of 0.30") and stuck.ways_out[0].startswith("engine.runner auto")
 
 
 def test_model_runner_is_pinned_in_a_pipeline_on_gpus():
     assert launch(GLM).command.env["VLLM_USE_V2_MODEL_RUNNER"] == "1" and passes(ruling("model runner", GLM))
     assert "VLLM_USE_V2_MODEL_RUNNER" not in launch().command.env and passes(ruling("model runner"))
     assert launch(GLM, ["engine.runner=v1"]).command.env["VLLM_USE_V2_MODEL_RUNNER"] == "0"
-    assert ruling("model runner", GLM, ["engine.runner=v1"]).result == "warn" and ruling("model runner", SMALL, ["engine.runner=v2"]).result == "warn"
+    assert ruling("model runner", GLM, ["engine.runner=v1"]).result == "warn"
+    assert refuses(ruling("model runner", SMALL, ["engine.runner=v2"]), "Triton")
+    assert refuses(ruling("model runner", GLM, ["engine.runner=v1", "parallel.prefill_context_parallel_size=2"]), "prefill context parallelism")
     assert refuses(ruling("model runner", QWEN, ["engine.runner=v1"]), "n-gram embeddings are in runner v2 only")
     assert passes(ruling("model runner", QWEN))
 
@@ -218,8 +232,31 @@ def test_state_has_the_type_that_the_model_declares_on_every_stage():
 def test_block_size_is_a_multiple_of_64_for_sparse_latent_attention():
     assert ruling("block size", GLM) is None and passes(ruling("block size", GLM, ["engine.block_size_tokens=128"]))
     assert refuses(ruling("block size", GLM, ["engine.block_size_tokens=80"]), "80", "multiple of 64")
-    assert passes(ruling("block size", SMALL, ["engine.block_size_tokens=48"]))
+    # Seen live: 16 and 48 end in select_common_block_size.
+    for wrong in (7, 16, 48):
+        assert refuses(ruling("block size", SMALL, [f"engine.block_size_tokens={wrong}"]), "multiple of 32", "CPU")
+    assert passes(ruling("block size", SMALL, ["engine.block_size_tokens=96"]))
+    dense = ["engine.device=cuda", "engine.block_size_tokens=40"]
+    assert refuses(ruling("block size", SMALL, dense), "multiple of 16") and passes(ruling("block size", SMALL, [*dense[:1], "engine.block_size_tokens=48"]))
     assert "hides" in ruling("block size", QWEN, ["engine.block_size_tokens=1600"]).reason
+
+
+def test_a_step_has_a_token_for_each_request():
+    assert passes(ruling("step size")) and passes(ruling("step size", changes=["engine.max_num_seqs=2048"]))
+    assert refuses(ruling("step size", changes=["engine.max_num_seqs=2049"]), "2048", "2049")
+
+
+def test_sparse_latent_attention_needs_its_kernels():
+    cards = {capability: [Gpu(index=i, compute_capability=capability) for i in range(8)] for capability in ("8.0", "9.0", "10.0")}
+    live = ["box.kind=live"]
+    old = ruling("kernels", GLM, live, cards=cards["8.0"])
+    assert refuses(old, "sm_80") and old.escape == "kernels"
+    assert ruling("kernels", GLM, cards=cards["8.0"]).result == "warn", "the report's box had a vLLM of its own"
+    assert passes(ruling("kernels", GLM, live, cards=cards["9.0"])) and passes(ruling("kernels", GLM, live, cards=cards["10.0"]))
+    assert ruling("kernels", GLM).result == "not checked" and ruling("kernels", QWEN) is None and ruling("kernels", SMALL) is None
+    assert refuses(ruling("kernels", GLM, ["engine.dtype=float16"]), "bfloat16 only") and refuses(
+        ruling("kernels", GLM, ["engine.kv_cache_dtype=fp8_e5m2"]), "fp8_e5m2"
+    )
 
 
 def test_context_is_not_longer_than_the_model():
@@ -280,7 +317,11 @@ def test_device_memory_that_others_hold_is_refused():
     cards = [Gpu(index=i, memory_usable_bytes=80 * GIB) for i in range(8)]
     share = round(0.95 * 80 * GIB)
     free = replace(SOUND, gpu_used_bytes={i: 80 * GIB - share for i in range(8)})
-    assert passes(ruling("device memory", GLM, cards=cards, facts=free))
+    assert passes(ruling("device memory", GLM, cards=cards, facts=replace(free, gpu_used_bytes={i: 0 for i in range(8)})))
+    # vLLM looks after its own context and NCCL have taken their part.
+    assert ruling("device memory", GLM, cards=cards, facts=free).result == "warn"
+    # Cards that no rank gets may be full.
+    assert ruling("device memory", GLM, cards=cards, facts=replace(free, cards=(0, 1), gpu_used_bytes={3: 80 * GIB})).result == "pass"
     taken = replace(SOUND, gpu_used_bytes={**free.gpu_used_bytes, 3: 80 * GIB - share + 1})
     assert refuses(ruling("device memory", GLM, cards=cards, facts=taken), "GPU 3 has 76.00 GiB free")
     assert ruling("device memory") is None
@@ -317,6 +358,12 @@ def test_disk_shared_memory_and_port():
 
 def test_nothing_listens_beyond_the_machine_without_a_key():
     assert passes(ruling("exposure")) and refuses(ruling("exposure", changes=["server.host=0.0.0.0"]), "0.0.0.0", "anybody")
+    for local in ("localhost", "127.0.0.2", "::1"):
+        assert passes(ruling("exposure", changes=[f"server.host='{local}'"]))
+    unset = ruling("exposure", facts=replace(SOUND, unset=("$NOPE",)))
+    assert refuses(unset, "$NOPE is not set")
+    nowhere = ruling("port", facts=replace(SOUND, port_taken="server.host: nosuch.invalid: nothing can listen there"))
+    assert refuses(nowhere, "nosuch.invalid") and nowhere.ways_out[0] == "server.host 127.0.0.1"
     keyed = ["server.host=0.0.0.0", "server.api_key=$MY_KEY"]
     assert passes(ruling("exposure", changes=keyed))
     assert refuses(ruling("exposure", changes=keyed, facts=replace(SOUND, api_key_set=False)), "$MY_KEY is not set")

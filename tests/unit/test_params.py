@@ -61,6 +61,40 @@ def test_all_sections_exist_and_every_field_says_what_it_is():
     assert rows["verdict.baseline.layer_partition"][0] == '"default"'
 
 
+SECRET = "SECRETXYZ123"
+
+
+@pytest.mark.parametrize(
+    ("dotted", "value"),
+    [
+        ("server.api_key", 123456789012), ("server.api_key", [SECRET]), ("server.extra_env", {"HF_TOKEN": 123456789012}), ("server.extra_env", [f"A={SECRET}"]),
+        ("server.extra_env", {f"A={SECRET}": "x"}), ("server.extra_env", {"HF_TOKEN": [SECRET]}), ("server.extra_args", f"--api-key {SECRET}"),
+        ("server.extra_args", [f"--api-key {SECRET}"]), ("server.extra_args", ["--x", f"http://user:{SECRET}@host"]), ("server.extra_args", [[SECRET]]),
+        ("server.extra_args", ["--x", f'{{"token": "{SECRET}"}}']), ("server.extra_env", {"PROXY": f"http://a:{SECRET}/b@c"}),
+        ("server.extra_env", {"PROXY": f"http://{SECRET}@c"}), ("server.extra_env", {"X": f"api-key={SECRET}"}), ("server.extra_env", {"PGPASS": SECRET}),
+        ("server.extra_env", {"MY_AUTH_TOKENS": SECRET}), ("server.extra_env", {"DB_PWD": SECRET}), ("engine.draft_options", {"hf_token": SECRET}),
+        ("model.path", f"https://u:{SECRET}@h/x"), (f"api_key={SECRET}", "x"),
+    ],
+)  # fmt: skip
+def test_a_refusal_does_not_repeat_the_secret(command, tmp_path, sections, dotted, value):
+    *way, last = dotted.split(".")
+    place = sections
+    for part in way:
+        place = place.setdefault(part, {})
+    place[last] = value
+    status, out, err = command("params", written(tmp_path, sections))
+    assert (status, out) == (2, "") and err.count("\n") == 1
+    assert SECRET not in err and "123456789012" not in err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["--ssl-keyfile", "/etc/ssl/key.pem"], ["--long-prefill-token-threshold", "2048"], ["--allow-credentials"], ["--max-logprobs", "5"], ["--seed", "7"]],
+)
+def test_ordinary_options_are_not_taken_for_secrets(changed, words):
+    assert changed({"server.extra_args": words, "server.extra_env": {"VLLM_MULTI_STREAM_GEMM_TOKEN_THRESHOLD": "512"}}).server.extra_args == words
+
+
 def test_command_prints_the_resolved_values_as_yaml_and_as_json(command):
     status, out, err = command("params", ROOT / "params" / "cpu-smollm2.yml")
     assert (status, err) == (0, "")
@@ -120,10 +154,27 @@ WRONG = [
     ("server.extra_env", {"HF_TOKEN": "abcdefgh"}, "server.extra_env.HF_TOKEN", ["expected $NAME"]),
     ("server.extra_env", {"PROXY": "http://me:pass@there"}, "server.extra_env.PROXY", ["expected $NAME"]),
     ("server.extra_env", {"VLLM_PP_LAYER_PARTITION": "15,15"}, "server.extra_env.VLLM_PP_LAYER_PARTITION", ["is set by parallel.layer_partition"]),
-    ("server.extra_args", ["--api-key", "abcdefgh"], "server.extra_args", ["is set by server.api_key"]),
-    ("server.extra_args", ["--host=0.0.0.0"], "server.extra_args", ["--host is set by server.host"]),
-    ("server.extra_args", ["--max_num_seqs", "4"], "server.extra_args", ["--max-num-seqs is set by engine.max_num_seqs"]),
-    ("server.extra_args", ["--hf-token", "abcdefgh"], "server.extra_args.0", ["--hf-token holds a secret"]),
+    ("server.extra_args", ["--api-key", "abcdefgh"], "server.extra_args.0", ["is set by server.api_key"]),
+    ("server.extra_args", ["--host=0.0.0.0"], "server.extra_args.0", ["--host is set by server.host"]),
+    ("server.extra_args", ["--max_num_seqs", "4"], "server.extra_args.0", ["--max-num-seqs is set by engine.max_num_seqs"]),
+    ("server.extra_args", ["--seed", "7", "--hf-tok", "abcdefgh"], "server.extra_args.2", ["holds a secret"]),
+    # vLLM takes any beginning of an option, dotted keys, underscores and a leading no-.
+    ("server.extra_args", ["--ho", "0.0.0.0"], "server.extra_args.0", ["--host is set by server.host"]),
+    ("server.extra_args", ["--pipeline-par", "8"], "server.extra_args.0", ["parallel.pipeline_parallel_size"]),
+    ("server.extra_args", ["--speculative-config.method", "ngram"], "server.extra_args.0", ["engine.draft_method"]),
+    ("server.extra_args", ["-sc", "{}"], "server.extra_args.0", ["engine.draft_method"]),
+    ("server.extra_args", ["--no-disable-custom-all-reduce"], "server.extra_args.0", ["engine.custom_all_reduce"]),
+    ("server.extra_args", ["--config", "x.yml"], "server.extra_args.0", ["--config is set by this file"]),
+    ("server.extra_args", ['--x={"a": [{"password": "abcdefgh"}]}'], "server.extra_args.0", ["holds a secret"]),
+    ("server.extra_args", ["a\0b"], "server.extra_args.0", ["cannot be passed to a program"]),
+    ("server.extra_env", {"A=B": "x"}, "server.extra_env", ["key 1 is no name of a variable"]),
+    ("server.extra_env", {"OMP_NUM_THREADS": "7"}, "server.extra_env.OMP_NUM_THREADS", ["is set by engine.omp_threads_per_rank"]),
+    ("server.extra_env", {"VLLM_HOST_IP": "10.0.0.1"}, "server.extra_env.VLLM_HOST_IP", ["loopback"]),
+    ("server.extra_env", {"OTEL_EXPORTER_OTLP_HEADERS": "a=b"}, "server.extra_env.OTEL_EXPORTER_OTLP_HEADERS", ["expected $NAME"]),
+    ("engine.draft_options", {"method": "mtp"}, "engine.draft_options.method", ["is set by engine.draft_method"]),
+    ("engine.draft_options", {"hf_token": "abcdefgh"}, "engine.draft_options", ["holds a secret"]),
+    ("engine.draft_options", {"a": float("nan")}, "engine.draft_options", ["JSON"]),
+    ("model.path", "https://me:pass@there/x", "model.path", ["expected a path"]),
     ("server.port", 70000, "server.port", ["got 70000", "65535"]),
     ("server.extra_env", {"OMP": 1}, "server.extra_env.OMP", ["got 1", "string"]),
     ("benchmarks.prefill_tokens", [128, "x"], "benchmarks.prefill_tokens.1", ["got 'x'", "integer"]),

@@ -16,6 +16,7 @@ from test_processes import FAKE, Supervised
 from fieldbook import diagnosis, onewalk, processes, secrecy, server, starting, watching
 from fieldbook.command import CommandLine
 from fieldbook.errors import BadInput, FieldbookError, GateFailed
+from fieldbook.logcopy import LogCopy
 
 # Longer than any of these faults may take to be named: evidence and ten seconds.
 SOON_S = 10
@@ -97,7 +98,7 @@ def test_a_worker_that_dies_is_named_with_what_the_memory_says(supervised):
     time.sleep(2 * 0.5)
     os.kill(one.worker, signal.SIGKILL)
     said, named_s = failure(one)
-    assert f"VLLM::Worker_PP1 (process {one.worker}) died: a crash or a kill, not lack of memory" in said and "GiB of host memory free" in said
+    assert f"VLLM::Worker_PP1 (process {one.worker}) died: not for lack of memory" in said and "GiB of host memory free" in said
     assert named_s < SOON_S
 
 
@@ -135,6 +136,45 @@ def answering():
     yield {"name": "x", "model": "m", "port": httpd.server_address[1]}, told.update
     httpd.shutdown()
     httpd.server_close()
+
+
+CREW = """
+import os, subprocess, sys, time
+def start(name):
+    return subprocess.Popen([name, "300"], executable="/bin/sleep").pid
+first, second = start("VLLM::Worker_PP0"), start("VLLM::Worker_PP1")
+print("worker", first, second, flush=True)
+print("(APIServer pid=1) INFO:     Application startup complete.", flush=True)
+# As vLLM does: when one is gone, the others are ended at once.
+os.wait()
+os.kill(first, 9)
+time.sleep(300)
+"""
+
+
+def test_of_several_deaths_the_first_is_named(supervised):
+    one = supervised(argv=python(CREW))
+    assert until(lambda: one.log.is_file() and "complete" in one.log.read_text())
+    second = int(one.log.read_text().split()[2])
+    time.sleep(3 * 0.5)
+    os.kill(second, signal.SIGKILL)
+    assert until(lambda: len(one.state()["lost"]) == 2)
+    assert [lost["process"] for lost in one.state()["lost"]] == ["VLLM::Worker_PP1", "VLLM::Worker_PP0"]
+
+
+SHORT = """
+import ctypes, os, subprocess, sys, time
+# A worker as vLLM has it: a title of its own. What it starts is a copy of it until it has become something else.
+os.execv("/bin/bash", ["VLLM::Worker_PP0", "-c", "echo complete; for i in $(seq 200); do (sleep 0.01); done; sleep 300"])
+"""
+
+
+def test_what_a_worker_starts_and_ends_is_no_loss(supervised):
+    code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {SHORT!r}])"
+    one = supervised(argv=python(code))
+    assert until(lambda: one.log.is_file() and "complete" in one.log.read_text())
+    time.sleep(4)
+    assert one.state()["status"] == "running" and one.state()["lost"] == []
 
 
 @pytest.mark.parametrize(("status", "body", "words"), ANSWERS)
@@ -189,6 +229,113 @@ def _cmdline(process):
         return (process / "cmdline").read_bytes()
     except OSError:
         return b""
+
+
+def test_a_checkpoint_in_shared_memory_stays_and_what_the_server_made_goes(supervised, tmp_path):
+    folder = Path(f"/dev/shm/fieldbook-test-{os.getpid()}")
+    folder.mkdir()
+    kept = [folder / "model.safetensors", Path(f"/dev/shm/fieldbook-before-{os.getpid()}")]
+    made = Path(f"/dev/shm/fieldbook-made-{os.getpid()}")
+    code = f"""
+import mmap, time
+held = []
+for name in {[str(f) for f in (*kept, made)]!r}:
+    file = open(name, "a+b"); file.truncate(4096); held.append(mmap.mmap(file.fileno(), 4096))
+print("complete", flush=True)
+time.sleep(300)
+"""
+    try:
+        for file in kept:
+            file.write_bytes(b"x" * 4096)
+        one = supervised(argv=python(code))
+        assert until(lambda: one.log.is_file() and "complete" in one.log.read_text())
+        time.sleep(1.5)
+        server.stop(one.state_file)
+        assert all(file.is_file() for file in kept) and not made.exists()
+    finally:
+        for file in (*kept, made):
+            file.unlink(missing_ok=True)
+        folder.rmdir()
+
+
+def test_a_full_disk_does_not_stop_the_server(tmp_path):
+    reads, writes = os.pipe()
+    copy = LogCopy(reads, Path("/dev/full"), ())
+    for _ in range(64):
+        os.write(writes, b"line\n" * 1000)
+    os.close(writes)
+    copy.finish()
+    assert copy.lost_bytes == 64 * 5000
+
+
+def test_a_long_line_is_not_cut_within_a_secret(tmp_path):
+    secret = "planted-secret-of-some-length"
+    for offset in range(0, 40, 3):
+        reads, writes = os.pipe()
+        copy = LogCopy(reads, tmp_path / f"log{offset}", (secret,))
+        text = ("x" * (65536 - offset) + secret + "y" * 70000 + secret).encode()
+        for at in range(0, len(text), 4096):
+            os.write(writes, text[at : at + 4096])
+        os.close(writes)
+        copy.finish()
+        assert (tmp_path / f"log{offset}").read_text() == "x" * (65536 - offset) + "***" + "y" * 70000 + "***"
+
+
+def test_a_start_that_is_given_up_leaves_no_server(supervised):
+    one = supervised(argv=["sleep", "300"])
+    assert until(lambda: one.state()["status"] == "running")
+    pid = processes.parse(one.state()["server"]).pid
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGALRM, interrupt)
+    signal.alarm(2)
+    with pytest.raises(KeyboardInterrupt):
+        starting.wait_ready(one.state_file, 60)
+    assert not runs(pid) and one.state()["status"] == "ended"
+
+
+def test_an_interrupt_while_a_token_is_awaited_is_not_held_up(supervised):
+    one = supervised(env={"FAKE_STATUS": "0"}, stall_timeout_s=60).up()
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGALRM, interrupt)
+    signal.alarm(4)
+    started = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        starting.wait_ready(one.state_file, 60)
+    assert time.monotonic() - started < 15 and one.gone()
+
+
+def test_a_start_that_cannot_be_made_says_why_and_leaves_nothing(supervised, monkeypatch, tmp_path):
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
+    one = supervised(argv=["sleep", "a\0b"])
+    said, named_s = failure_without_server(one)
+    assert "it cannot be started: embedded null byte" in said and named_s < SOON_S
+    assert until(lambda: not list((tmp_path / "temporary").iterdir()))
+
+
+def failure_without_server(one):
+    start = time.monotonic()
+    with pytest.raises(GateFailed) as failed:
+        starting.wait_ready(one.state_file, 60)
+    assert one.state()["status"] == "ended" and one.state()["server"] is None
+    return str(failed.value), time.monotonic() - start
+
+
+def test_a_proxy_of_the_environment_is_not_asked(supervised, monkeypatch):
+    # Nobody listens there: whoever asked it would get no answer.
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    one = supervised()
+    starting.wait_ready(one.state_file, 20)
+    assert server.find(one.state_file, "smollm2-135m-instruct")
 
 
 # Secrets.
@@ -321,6 +468,13 @@ with onewalk.alone(print):
     with onewalk.alone(said.append):
         assert time.monotonic() - started > 0.5 and onewalk.running() == os.getpid()
     assert len(said) == 1 and f"(process {first.pid})" in said[0] and onewalk.running() is None
+
+
+def test_a_walk_may_be_asked_for_again_and_again(monkeypatch):
+    monkeypatch.setattr(onewalk, "NAME", f"\0fieldbook-test-{os.getpid()}")
+    with onewalk.alone(print):
+        assert {onewalk.running() for _ in range(200)} <= {os.getpid(), 0}
+    assert onewalk.running() is None
 
 
 def test_a_walk_that_waits_can_be_interrupted(monkeypatch):

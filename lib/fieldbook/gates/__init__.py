@@ -10,10 +10,10 @@ from typing import Any, get_args
 from ..schema import Escape
 from . import engine, layout, machine, room
 from .looking import look
-from .room import host_weights_bytes, weights_bytes
+from .room import host_weights_bytes
 from .ruling import Facts, Launch, Ruling
 
-__all__ = ["ESCAPES", "GATES", "Facts", "Launch", "Ruling", "allowed", "check", "escaped", "host_weights_bytes", "look", "refused", "weights_bytes"]
+__all__ = ["ESCAPES", "GATES", "Facts", "Launch", "Ruling", "check", "escaped", "host_weights_bytes", "look", "refused"]
 
 Gate = Callable[[Launch], Ruling | None]
 GATES: dict[str, Gate] = {
@@ -32,6 +32,8 @@ GATES: dict[str, Gate] = {
     "state dtype": engine.state_dtype,
     "block size": engine.block_size,
     "context length": engine.context_length,
+    "step size": engine.step_size,
+    "kernels": engine.kernels,
     "release": engine.release,
     "known defects": engine.known_defects,
     "memory": room.fit,
@@ -86,8 +88,3 @@ def _ways(row: dict[str, Any]) -> str:
 def escaped(rows: list[dict[str, Any]]) -> list[str]:
     """Gates that were let through, as the end of a run and its report say once more."""
     return [f"{row['gate']}: {row['reason']}" for row in rows if row["escaped"]]
-
-
-def allowed(rows: list[dict[str, Any]]) -> bool:
-    """Whether no gate refuses."""
-    return not refused(rows)

@@ -1,6 +1,7 @@
 """Gates of the layout: the split, the parallel sizes, and cuts that answer wrong."""
 
 from .. import partition, strategy
+from ..inventory.measure_worker import visible_gpus
 from ..layouts import strategy_of
 from ..partition.rules import RECURRENT, both_kinds, deepstack_first, kv_sharing_whole, own_indices, ple_first
 from ..patches import MENDED
@@ -42,6 +43,8 @@ def parallel_sizes(launch: Launch) -> Ruling:
     found = strategy.vetoes_of(here, launch.spec, launch.params, capability)
     if launch.arm.tensor_parallel_size % launch.arm.decode_context_parallel_size:
         found.append(strategy.Veto(f"DCP{launch.arm.decode_context_parallel_size} does not divide TP{launch.arm.tensor_parallel_size}", "config/parallel.py"))
+    if launch.arm.expert_parallel and not any(layer.mlp.experts for layer in launch.spec.layers):
+        found.append(strategy.Veto(f"expert parallel, and {launch.spec.name} has no experts", "config/model.py:verify_with_parallel_config"))
     if found:
         ways = launch.alternatives or ("`fieldbook partition FILE` lists the layouts that can run",)
         return Ruling("refuse", "; ".join(veto.reason for veto in found), "; ".join(veto.source for veto in found), ways)
@@ -54,7 +57,9 @@ def devices(launch: Launch) -> Ruling:
         return Ruling("pass", "cpu is there")
     if launch.box is None:
         return Ruling("not checked", "nothing tells the GPUs of this box", ways_out=("`fieldbook capture DIR` on the box",))
-    have, need = len([g for g in launch.box.gpus if not g.lost]), launch.arm.ranks
+    seen = visible_gpus(launch.params.server.extra_env.get("CUDA_VISIBLE_DEVICES"), len(launch.box.gpus))
+    answering = [g for g in launch.box.gpus if not g.lost]
+    have, need = len(answering if seen is None else [g for g in answering if g.index in seen]), launch.arm.ranks
     if not have:
         ways = ("engine.device cpu", "install the driver; `nvidia-smi` must list the cards")
         return Ruling("refuse", "engine.device is cuda, and no GPU answers", launch.box.source, ways)
@@ -86,7 +91,7 @@ def index_sharing(launch: Launch) -> Ruling | None:
     ways = (*launch.alternatives[:1], "parallel.index_sharing relay, which needs no weights")
     reason = f"flip needs indexer weights for layer {shown}, which this checkpoint is not known to have: it would compute with uninitialised memory"
     if not launch.live and "tensor names" not in evidence.source:
-        # It ran that way, and only its stated size speaks against it.
+        # Nothing is launched of a recorded box, and only a stated size speaks against it.
         return Ruling("warn", reason, f"{evidence.source}; {len(flips)} layers share", ways)
     return Ruling("refuse", reason, evidence.source, ways, "index_sharing")
 

@@ -3,13 +3,14 @@
 import hashlib
 import os
 import shutil
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from .. import files, kv, memory, models, onewalk, partition, patches, paths, safetensors_headers
+from .. import files, kv, memory, models, onewalk, partition, patches, paths, safetensors_headers, secrecy
 from ..budget import Gpus
 from ..command import command_line, weights_dir
 from ..errors import BadInput, GateFailed
@@ -17,6 +18,7 @@ from ..inventory import Inventory
 from ..layouts import sizes_of
 from ..params import Params
 from ..schema import Baseline, Parallel
+from ..server import cards_of, free_port
 from ..spec import ModelSpec
 from ..supervisor import DECIDED
 from .ruling import Facts, Launch
@@ -55,12 +57,11 @@ def look(
         command=command_line(params, arm, layers, params.server.port, box),
         box=box,
         defects=defects,
-        facts=facts_of(params, box, run_dir or paths.reports_dir()) if params.box.kind == "live" else None,
+        facts=facts_of(params, arm, run_dir or paths.reports_dir()) if params.box.kind == "live" else None,
         pool=pool,
         no_pool=no_pool,
         unknown=unknown,
         alternatives=alternatives(params, arm, spec, gpus),
-        run_dir=run_dir,
     )
 
 
@@ -120,7 +121,7 @@ def alternatives(params: Params, arm: Parallel | Baseline, spec: ModelSpec, gpus
     return (f"{name} with {'+'.join(map(str, nearest))}, whose cuts are clean (memory not counted)",)
 
 
-def facts_of(params: Params, box: Inventory | None, run_dir: Path) -> Facts:
+def facts_of(params: Params, arm: Parallel | Baseline, run_dir: Path) -> Facts:
     """This machine, now."""
     seen = checkpoint_facts(weights_dir(params))
     if params.model.source != "folder" and not models.is_complete(weights_dir(params)):
@@ -129,6 +130,7 @@ def facts_of(params: Params, box: Inventory | None, run_dir: Path) -> Facts:
     processes, used = _gpus() if params.engine.device == "cuda" else ({}, {})
     busy, cores = _busy() if params.engine.device == "cpu" else ((), None)
     return Facts(
+        cards=tuple(cards_of(params, arm)),
         release=_release(params),
         port_taken=_port_taken(params),
         disk_free_bytes=free,
@@ -142,6 +144,7 @@ def facts_of(params: Params, box: Inventory | None, run_dir: Path) -> Facts:
         busy=busy,
         busy_cores=cores,
         inherited=inherited(os.environ, params),
+        unset=tuple(value for value in params.server.extra_env.values() if secrecy.is_reference(value) and not os.environ.get(value[1:])),
         api_key_set=not params.server.api_key or bool(os.environ.get(params.server.api_key[1:])),
         other_model=other_model(params),
         **seen,
@@ -162,8 +165,6 @@ def _release(params: Params) -> str | None:
 
 
 def _port_taken(params: Params) -> str:
-    from ..server import free_port
-
     try:
         free_port(params.server.port, params.server.host)
     except (GateFailed, OSError) as error:
@@ -173,13 +174,18 @@ def _port_taken(params: Params) -> str:
 
 def _disk(run_dir: Path, params: Params) -> tuple[dict[str, int], tuple[str, ...]]:
     """(free bytes, what cannot be written) of the run folder and vLLM's cache, by what of them is there already."""
-    cache = params.server.extra_env.get("VLLM_CACHE_ROOT") or os.environ.get("VLLM_CACHE_ROOT")
-    wanted = {"the run folder": Path(run_dir), "vLLM's cache": Path(cache) if cache else Path.home() / ".cache" / "vllm", "temporary files": Path("/tmp")}
+    environment = {**os.environ, **params.server.extra_env}
+    # As vllm/envs.py has it.
+    cache = environment.get("VLLM_CACHE_ROOT") or os.path.join(environment.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "vllm")
+    wanted = {"the run folder": Path(run_dir), "vLLM's cache": Path(cache), "temporary files": Path(tempfile.gettempdir())}
     free, closed = {}, []
     for name, folder in wanted.items():
-        there = next((p for p in (folder, *folder.parents) if p.exists()), Path("/"))
-        free[name] = shutil.disk_usage(there).free
-        if not os.access(there, os.W_OK | os.X_OK):
+        try:
+            there = next((p for p in (folder, *folder.parents) if p.exists()), Path("/"))
+            free[name] = shutil.disk_usage(there).free
+            if not os.access(there, os.W_OK | os.X_OK):
+                closed.append(name)
+        except PermissionError:
             closed.append(name)
     return free, tuple(closed)
 
@@ -217,6 +223,9 @@ def checkpoint_facts(folder: Path) -> dict[str, str]:
     """What Facts says of a checkpoint folder: what was found or is wrong, and SHA-256 over all headers in the order of the files' names."""
     if not (folder / "config.json").is_file():
         return {"checkpoint": f"no config.json in {paths.shown(folder)}"}
+    broken = [f.name for f in folder.glob("*.safetensors") if not f.is_file()]
+    if broken:
+        return {"checkpoint": f"{broken[0]} is a link to a file that is not there"}
     pointers = [f.name for f in folder.glob("*.safetensors") if f.stat().st_size < 1024 and f.read_bytes().startswith(b"version https://git-lfs")]
     if pointers:
         return {"checkpoint": f"{pointers[0]} is a Git LFS pointer, not the file ({len(pointers)} such files): `git lfs pull`"}

@@ -1,5 +1,7 @@
 """Gates of this machine and this moment: port, exposure, foreign processes, environment, checkpoint."""
 
+import ipaddress
+
 from ..command import LOCAL
 from .ruling import Launch, Ruling
 
@@ -11,20 +13,34 @@ def port(launch: Launch) -> Ruling | None:
     """The wanted port can be had."""
     if launch.facts is None:
         return None
+    if launch.facts.port_taken.startswith("server.host"):
+        return Ruling("refuse", launch.facts.port_taken, "bind", (f"server.host {LOCAL}", "an address of this machine (`ip addr`)"))
     if launch.facts.port_taken:
         return Ruling("refuse", launch.facts.port_taken, "bind", ("server.port 0, for any free one", "stop what listens there (`ss -ltnp`)"))
     return Ruling("pass", f"port {launch.params.server.port or 'any free one'} on {launch.params.server.host}", "bind")
 
 
+def is_local(host: str) -> bool:
+    """Whether only this machine reaches a server on that address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 def exposure(launch: Launch) -> Ruling:
     """Nothing listens beyond this machine without a key."""
     asked = launch.params.server
-    if asked.host != LOCAL and not asked.api_key:
+    local = is_local(asked.host)
+    if not local and not asked.api_key:
         reason = f"server.host {asked.host} is reached from elsewhere, and anybody could use the server"
         return Ruling("refuse", reason, "params", ("server.api_key $NAME, with the key in that variable", f"server.host {LOCAL}"))
     if asked.api_key and launch.facts is not None and not launch.facts.api_key_set:
         return Ruling("refuse", f"server.api_key: {asked.api_key} is not set in this environment", "environment", (f"export {asked.api_key[1:]}=...",))
-    where = "only this machine reaches it" if asked.host == LOCAL else f"reached at {asked.host}"
+    if launch.facts is not None and launch.facts.unset:
+        shown = ", ".join(launch.facts.unset)
+        return Ruling("refuse", f"server.extra_env: {shown} is not set in this environment", "environment", (f"export {launch.facts.unset[0][1:]}=...",))
+    where = "only this machine reaches it" if local else f"reached at {asked.host}"
     return Ruling("pass", f"{where}, {'with a key' if asked.api_key else 'no key'}", "params")
 
 
@@ -34,7 +50,7 @@ def foreign_processes(launch: Launch) -> Ruling | None:
         return None
     if launch.facts.walk is not None:
         ways = ("wait until it is done",)
-        reason = f"a walk runs on this machine (process {launch.facts.walk}), which patches and measures"
+        reason = f"a walk runs on this machine (process {launch.facts.walk or 'unknown'}), which patches and measures"
         return Ruling("refuse", reason, "its socket", ways, "foreign_processes")
     if launch.params.engine.device == "cpu":
         cores, names = launch.facts.busy_cores, launch.facts.busy
@@ -44,10 +60,10 @@ def foreign_processes(launch: Launch) -> Ruling | None:
             reason = f"others take {cores:.1f} cores, and measured rates will suffer{': ' if names else ''}{', '.join(names)}"
             return Ruling("warn", reason, "/proc", ("stop them, or wait (`top`)",))
         return Ruling("pass", "nobody else computes on the CPUs", "/proc")
-    busy = {gpu: names for gpu, names in launch.facts.gpu_processes.items() if names and gpu < launch.arm.ranks}
+    busy = {gpu: names for gpu, names in launch.facts.gpu_processes.items() if names and gpu in launch.facts.cards}
     if busy:
         shown = "; ".join(f"GPU {gpu}: {', '.join(names)}" for gpu, names in busy.items())
-        ways = ("stop them, or wait", "CUDA_VISIBLE_DEVICES of free cards")
+        ways = ("stop them, or wait", "server.extra_env CUDA_VISIBLE_DEVICES with free cards")
         return Ruling("refuse", f"others compute on the devices: {shown}", "NVML", ways, "foreign_processes")
     return Ruling("pass", "nobody else computes on the devices", "NVML")
 

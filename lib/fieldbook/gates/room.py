@@ -1,7 +1,7 @@
 """Gates of memory and disk: weights and KV cache on the cards, weights on the host, files and shared memory."""
 
 from .. import memory
-from ..budget import requested_bytes
+from ..budget import NON_TORCH_BYTES, requested_bytes
 from ..schema import Params
 from .ruling import Launch, Ruling
 
@@ -15,12 +15,6 @@ LEAST_DISK_BYTES, TIGHT_DISK_BYTES = 512 << 20, 2 * GIB
 # Pages of /dev/shm that are written to: 4 MiB for each two CPU ranks (csrc/cpu/shm.cpp), an NCCL ring of about 10 MiB for each rank (NCCL_BUFFSIZE is
 # 4 MiB), and of the message queues (v1/executor/multiproc_executor.py) what the largest messages fill: 64 MiB is where containers start, and fail.
 SHM_BASE_BYTES, SHM_RANK_BYTES = 64 << 20, 16 << 20
-
-
-def weights_bytes(params: Params, layers_per_stage: tuple[int, ...]) -> int:
-    """Bytes of weights of all ranks together, on disk or in host memory."""
-    spec, tp = memory.model_spec(params.model.name), params.parallel.tensor_parallel_size
-    return tp * sum(stage.bytes for stage in memory.rank_weights_bytes(spec, params, layers_per_stage, tp))
 
 
 def host_weights_bytes(params: Params) -> int:
@@ -90,15 +84,23 @@ def device_memory(launch: Launch) -> Ruling | None:
     """Each card still has the share free that vLLM will ask for: it refuses to start otherwise."""
     if launch.params.engine.device == "cpu" or launch.facts is None or launch.box is None:
         return None
-    short = []
-    for gpu in launch.box.gpus[: launch.arm.ranks]:
+    short, close = [], []
+    for gpu in (gpu for gpu in launch.box.gpus if gpu.index in launch.facts.cards):
         total, used = gpu.memory_usable_bytes or gpu.memory_total_bytes, launch.facts.gpu_used_bytes.get(gpu.index or 0)
         asked = requested_bytes(total, launch.params.engine.gpu_memory_utilization) if total else None
-        if asked is not None and used is not None and total - used < asked:
-            short.append(f"GPU {gpu.index} has {(total - used) / GIB:.2f} GiB free, and vLLM will ask for {asked / GIB:.2f}")
+        if asked is None or used is None:
+            continue
+        text = f"GPU {gpu.index} has {(total - used) / GIB:.2f} GiB free, and vLLM will ask for {asked / GIB:.2f}"
+        if total - used < asked:
+            short.append(text)
+        elif total - used - NON_TORCH_BYTES < asked:
+            close.append(text)
+    ways = ("stop what uses the card (see the gate of foreign processes)", "lower engine.gpu_memory_utilization")
     if short:
-        ways = ("stop what uses the card (see the gate of foreign processes)", "lower engine.gpu_memory_utilization")
         return Ruling("refuse", "; ".join(short), "NVML; v1/worker/utils.py:request_memory", ways)
+    if close:
+        reason = f"{'; '.join(close)}, after the context and NCCL have taken some {NON_TORCH_BYTES / GIB:.1f} GiB"
+        return Ruling("warn", reason, "NVML; v1/worker/utils.py:request_memory", ways)
     return Ruling("pass", "every card has vLLM's share free", "NVML")
 
 

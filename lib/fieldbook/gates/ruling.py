@@ -1,7 +1,6 @@
 """What a gate looks at, and what it says."""
 
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
 from .. import kv
@@ -31,6 +30,7 @@ class Ruling:
 class Facts:
     """What only the machine of the launch can tell, at the moment of asking. None: it does not tell."""
 
+    cards: tuple[int, ...] = ()  # of the ranks, by their numbers in NVML
     release: str | None = None  # of the vLLM that will serve
     port_taken: str = ""  # why the wanted port cannot be had
     disk_free_bytes: dict[str, int] = field(default_factory=dict)  # of each folder that is written to
@@ -44,6 +44,7 @@ class Facts:
     busy_cores: float | None = None  # what they take together
     inherited: tuple[str, ...] = ()  # variables of this environment that vLLM, torch or NCCL read, and that no params say
     api_key_set: bool = True
+    unset: tuple[str, ...] = ()  # $NAME of server.extra_env that this environment has not
     checkpoint: str = ""  # what is wrong with it
     checkpoint_doubt: str = ""  # what does not agree in it, though all is there
     checkpoint_pending: str = ""  # why there is none to look into yet
@@ -71,7 +72,6 @@ class Launch:
     no_pool: str = ""
     unknown: bool = False
     alternatives: tuple[str, ...] = ()  # other layouts of the same cards that are right, best first
-    run_dir: Path | None = None
 
     @property
     def live(self) -> bool:

@@ -26,8 +26,8 @@ def tree_of_python(python: str, asked: str = "patches --python") -> Path:
     """Folder of the vLLM package that another Python would import, an editable checkout included. Raises BadInput when there is none."""
     try:
         done = subprocess.run([python, "-c", _FIND], capture_output=True, text=True, timeout=60, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise BadInput(f"{asked}: {python} does not run: {error}") from None
+    except (OSError, ValueError, subprocess.TimeoutExpired) as error:
+        raise BadInput(f"{asked}: {python!r} does not run: {error}") from None
     found = done.stdout.strip()
     if done.returncode or not found:
         raise BadInput(f"{asked}: {python} has no vllm package; give the Python of the environment that vLLM is installed in")
