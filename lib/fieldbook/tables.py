@@ -292,7 +292,7 @@ def gates(rows: Rows) -> Rows:
             "gate": r["gate"],
             "result": r["result"],
             "reason": r["reason"],
-            "evidence": r["evidence"],
+            "evidence": r["evidence"] or None,
             "ways out": None if r["result"] == "pass" else "; ".join(r["ways_out"]) or None,
         }
         for r in rows
