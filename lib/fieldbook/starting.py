@@ -124,9 +124,10 @@ def _healthy(watch: Watch, state: dict[str, Any]) -> bool:
     except httpx.HTTPError:
         # Connected, and no answer in time: a loaded machine, or a server that hangs; the pulse tells them apart.
         status = None
-    watch.lasting_s(f"/health answers with status {status}", status not in (None, 200))
-    if status == 200:
-        watch.since = {sign: since for sign, since in watch.since.items() if not sign.startswith("/health")}
+    sign = f"/health answers with status {status}"
+    # Only what lasts is trouble: another answer meanwhile, or none, begins anew.
+    watch.since = {one: since for one, since in watch.since.items() if not one.startswith("/health") or one == sign}
+    watch.lasting_s(sign, status not in (None, 200))
     return status == 200
 
 

@@ -146,8 +146,9 @@ def start(name):
 first, second = start("VLLM::Worker_PP0"), start("VLLM::Worker_PP1")
 print("worker", first, second, flush=True)
 print("(APIServer pid=1) INFO:     Application startup complete.", flush=True)
-# As vLLM does: when one is gone, the others are ended at once.
+# As vLLM does: when one is gone, the others are told to end, which takes them some time.
 os.wait()
+time.sleep(0.3)
 os.kill(first, 9)
 time.sleep(300)
 """
