@@ -251,7 +251,7 @@ def supervised(spawned, tmp_path):
         if text := one.state().get("server"):
             processes.end_session(processes.parse(text), 0)
         # A supervisor that is killed could not tidy up.
-        until(lambda: one.supervisor.poll() is not None)
+        until(lambda one=one: one.supervisor.poll() is not None)
 
 
 def test_the_state_names_exactly_the_server_that_runs(supervised):

@@ -35,7 +35,7 @@ def supervised(spawned, tmp_path):
         if text := one.state().get("server"):
             processes.end_session(processes.parse(text), 0)
         # A supervisor that is killed could not tidy up.
-        until(lambda: one.supervisor.poll() is not None)
+        until(lambda one=one: one.supervisor.poll() is not None)
 
 
 def failure(one, timeout_s=60, since=None):
