@@ -286,13 +286,13 @@ def live_code(rows: Rows) -> Rows:
 
 
 def gates(rows: Rows) -> Rows:
-    """Each gate with its result and reason; a way out where it does not pass."""
+    """Each gate with its result and reason; a way out where it does not pass. Hashes are cut for reading, whole in the receipt."""
     return [
         {
             "gate": r["gate"],
             "result": r["result"],
             "reason": r["reason"],
-            "evidence": r["evidence"] or None,
+            "evidence": re.sub(r"\b([0-9a-f]{12})[0-9a-f]{52}\b", r"\1...", r["evidence"]) or None,
             "ways out": None if r["result"] == "pass" else "; ".join(r["ways_out"]) or None,
         }
         for r in rows

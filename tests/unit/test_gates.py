@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from conftest import ROOT, python, until
 
-from fieldbook import gates, memory, serve
+from fieldbook import gates, memory, serve, tables
 from fieldbook.budget import Gpus
 from fieldbook.errors import BadInput
 from fieldbook.gates import Facts, look
@@ -405,6 +405,13 @@ def test_checkpoint_and_model_are_those_that_were_planned_with():
     assert passes(ruling("checkpoint", changes=[f"model.headers_sha256={'a' * 64}"]))
     assert ruling("checkpoint", facts=replace(SOUND, checkpoint_pending="made at the first start")).result == "not checked"
     assert refuses(ruling("served model", facts=replace(SOUND, other_model="num_hidden_layers is 28")), "num_hidden_layers is 28")
+
+
+def test_the_table_cuts_hashes_and_the_receipt_keeps_them():
+    rows = gates.check(launch())
+    row = next(row for row in rows if row["gate"] == "checkpoint")
+    shown = next(row for row in tables.gates(rows) if row["gate"] == "checkpoint")
+    assert "a" * 64 in row["evidence"] and shown["evidence"].endswith("a" * 12 + "...") and shown["ways out"] is None
 
 
 def shards(folder, tensors, index=None):
