@@ -173,7 +173,7 @@ def _numbers(text: str, option: str, kind: type) -> list:
 
 def run_memory(arguments) -> int:
     """`fieldbook memory`."""
-    from . import memory, memory_tables, params, splits, terminal
+    from . import layouts, memory, memory_tables, params, splits, terminal
     from .budget import Gpus
 
     loaded = params.load(arguments.file)
@@ -185,7 +185,7 @@ def run_memory(arguments) -> int:
         loaded = memory.with_space(loaded, split, _numbers(arguments.available_gib, "--available-gib", float))
     gpus, given = None, bool(loaded.engine.available_kv_gib)
     if loaded.engine.kv_cache_gib_per_rank is None:
-        sizes = _sizes(_box_of(arguments, loaded))
+        sizes = layouts.sizes_of(_box_of(arguments, loaded))
         # Where the space is given, the cards are only for other layouts to compare with.
         gpus = Gpus(sizes) if any(sizes) or not given else None
     pool = memory.pool(loaded, spec, split, gpus=None if given else gpus)
@@ -203,11 +203,6 @@ def _box_of(arguments, loaded):
     from . import inventory
 
     return inventory.read_captured(Path(arguments.source)) if arguments.source else inventory.read(loaded)
-
-
-def _sizes(box) -> tuple[int | None, ...]:
-    """Memory that CUDA reports of each GPU."""
-    return tuple(gpu.memory_usable_bytes or gpu.memory_total_bytes for gpu in box.gpus)
 
 
 def run_partition(arguments) -> int:

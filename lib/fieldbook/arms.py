@@ -10,7 +10,8 @@ from . import bench, bootlog, gates, models, paths, server, starting
 from .bench import Sample
 from .bootlog import BootLog
 from .errors import BadInput, GateFailed
-from .params import Baseline, Parallel
+from .inventory import Inventory
+from .params import Baseline, Parallel, Params
 from .receipts import Receipt
 from .splits import layout_name as layout_name  # the notebooks ask for it here
 from .station import Station
@@ -55,6 +56,22 @@ def look(station: Station, arm: Parallel | Baseline, layers_per_stage: tuple[int
     return gates.look(station.params, arm, layers_per_stage, box=station.box(), defects=defects, gpus=station.gpus(), run_dir=station.run_dir)
 
 
+def start(
+    params: Params,
+    arm: Parallel | Baseline,
+    layers_per_stage: tuple[int, ...],
+    run_dir: Path,
+    name: str,
+    box: Inventory,
+    progress: Callable[[str], None],
+    first_token: bool = True,
+) -> Boot:
+    """Launch a server and wait for its first token, or until it is healthy. Raises GateFailed with the root error when it does not start."""
+    state_file = server.launch(params, arm, layers_per_stage, run_dir, name, box)
+    ready_s, phases = starting.wait_ready(state_file, params.server.ready_timeout_s, progress, first_token)
+    return Boot(name, bootlog.parse(server.log_text(server.read_state(state_file))), ready_s, phases, state_file)
+
+
 def boot(station: Station, name: str, arm: Parallel | Baseline, layers_per_stage: tuple[int, ...], first_token: bool = True) -> Boot:
     """Start an arm and wait until it has produced a token (without first_token: until it is healthy); for a recorded box read the log of then.
 
@@ -65,10 +82,9 @@ def boot(station: Station, name: str, arm: Parallel | Baseline, layers_per_stage
         return Boot(name, bootlog.parse(text), None, [], None)
     models.ensure(station.params, station.progress)
     with station.clock("server start"):
-        state_file = server.launch(station.params, arm, layers_per_stage, station.run_dir, name, station.box())
-        ready_s, phases = starting.wait_ready(state_file, station.params.server.ready_timeout_s, station.progress, first_token)
+        booted = start(station.params, arm, layers_per_stage, station.run_dir, name, station.box(), station.progress, first_token)
     station.progress("")
-    return Boot(name, bootlog.parse(server.log_text(server.read_state(state_file))), ready_s, phases, state_file)
+    return booted
 
 
 def find_or_boot(station: Station, launch: Receipt, name: str, arm: Parallel | Baseline, layers_per_stage: tuple[int, ...]) -> tuple[Boot, bool]:

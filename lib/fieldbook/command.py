@@ -1,4 +1,4 @@
-"""The server's command line: data in, argv and environment out, and nothing else decides. And its committed expectation, which it must not drift from."""
+"""The server's command line: data in, argv and environment out, and nothing else decides."""
 
 import json
 import shlex
@@ -31,9 +31,7 @@ class CommandLine:
 
     def shown(self) -> str:
         """As a person would type it, one option per line, without machine paths and secrets."""
-        root = str(paths.root())
-        words = [shlex.quote(word.replace(root + "/", "")) for word in without_secrets(list(self.argv))]
-        words[0] = "python"
+        words = ["python", *map(shlex.quote, self._words()[1:])]
         lines = [f"{key}={_shown(key, value)} \\" for key, value in self.env.items()] + [" ".join(words[:3])]
         for word in words[3:]:
             if word.startswith("--"):
@@ -45,11 +43,15 @@ class CommandLine:
 
     def document(self) -> dict:
         """argv and env as JSON has them: the same on every machine, without secrets."""
-        root = str(paths.root()) + "/"
-        words = [word.replace(root, "") for word in without_secrets(list(self.argv))]
+        words = self._words()
         env = {key: value if is_reference(value) else STARS if is_secret(key) else scrubbed(value, ()) for key, value in self.env.items()}
-        python = "python" if words[0] == sys.executable or self.argv[0] == sys.executable else words[0]
+        python = "python" if self.argv[0] == sys.executable else words[0]
         return {"argv": [python, *words[1:]], "env": env}
+
+    def _words(self) -> list[str]:
+        """argv without machine paths and secrets."""
+        root = str(paths.root()) + "/"
+        return [word.replace(root, "") for word in without_secrets(list(self.argv))]
 
 
 def _shown(key: str, value: str) -> str:
@@ -79,7 +81,7 @@ def state_dtype(params: Params, arm: Parallel | Baseline, spec: ModelSpec) -> st
     return spec.state_dtype if arm.pipeline_parallel_size > 1 and spec.state_dtype != "auto" else ""
 
 
-def speculative(params: Params, arm: Parallel | Baseline) -> dict | None:
+def speculative(params: Params) -> dict | None:
     """The value of --speculative-config; None where nothing is drafted."""
     method = drafts.method_of(params.engine)
     if method == "none":
@@ -136,7 +138,7 @@ def command_line(params: Params, arm: Parallel | Baseline, layers_per_stage: tup
     argv += [] if engine.prefix_caching else ["--no-enable-prefix-caching"]
     state = state_dtype(params, arm, spec)
     argv += ["--mamba-ssm-cache-dtype", state] if state else []
-    drafting = speculative(params, arm)
+    drafting = speculative(params)
     argv += ["--speculative-config", json.dumps(drafting)] if drafting else []
     argv += ["--disable-custom-all-reduce"] if without_custom_all_reduce(params, arm, box) else []
     if engine.device == "cuda":

@@ -14,6 +14,7 @@ from . import params as params_module
 from .command import CommandLine, command_line
 from .errors import BadInput
 from .inventory import read
+from .memory import model_spec
 from .params import Params
 from .splits import resolve_split
 
@@ -32,8 +33,6 @@ def all_params_files() -> list[Path]:
 def command_of(params: Params) -> CommandLine:
     """The command line of a box without asking the machine: its own links where they are recorded, and vLLM's split where the best one is asked for."""
     box = read(params) if params.box.kind == "recorded" else None
-    from .memory import model_spec
-
     layers = resolve_split(params.parallel, model_spec(params.model.name))
     return command_line(params, params.parallel, layers, params.server.port, box)
 

@@ -25,7 +25,7 @@ class ProcessId:
         return f"{self.pid}:{self.start_ticks}"
 
 
-def _stat(pid: int) -> list[str] | None:
+def stat(pid: int) -> list[str] | None:
     """Fields of /proc/<pid>/stat from the third on (state, ppid, pgrp, session, ...); None when there is no such process."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
@@ -37,13 +37,13 @@ def _stat(pid: int) -> list[str] | None:
 
 def identify(pid: int) -> ProcessId | None:
     """The process that has this pid now; None when there is none, or only a zombie."""
-    fields = _stat(pid)
+    fields = stat(pid)
     return ProcessId(pid, int(fields[19])) if fields and fields[0] not in "ZX" else None
 
 
 def parent_of(pid: int) -> int:
     """Its parent's pid; 0 when there is no such process."""
-    fields = _stat(pid)
+    fields = stat(pid)
     return int(fields[1]) if fields else 0
 
 
@@ -94,7 +94,7 @@ def session_members(leader: ProcessId) -> list[int]:
     members = []
     for name in os.listdir("/proc"):
         if name.isdigit():
-            fields = _stat(int(name))
+            fields = stat(int(name))
             if fields and fields[0] not in "ZX" and int(fields[3]) == leader.pid and int(fields[19]) >= leader.start_ticks:
                 members.append(int(name))
     return members

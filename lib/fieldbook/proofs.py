@@ -33,7 +33,7 @@ def _tree(station: Station) -> Path:
 
 def states(station: Station) -> Rows:
     """States of the known defects in the vLLM that the box is served with; for a recorded box as they were before its patches."""
-    return patches.as_rows(patches.status(_tree(station), station.params)) if station.live else _recorded(station)["status"]
+    return patches.rows_of_box(station.params) if station.live else _recorded(station)["status"]
 
 
 def states_after(station: Station) -> Rows:
@@ -84,21 +84,20 @@ def _live(tree: Path, wanted: list[str], state: dict[str, Any], arm: Ranks) -> R
     return live
 
 
-def live_in(params: Params, state: dict[str, Any], arm: Ranks, rows: Rows) -> Rows:
-    """The patches that a box needs and status rows say are applied, asked of the ranks of its running server. Raises GateFailed as _live does."""
+def live_in(params: Params, booted: arms.Boot, arm: Ranks, rows: Rows) -> Rows:
+    """The patches that a box needs and status rows say are applied, asked of the ranks of its running server. Raises GateFailed as _live does, and then
+    stops it."""
     wanted = [row["id"] for row in rows if row["met_by_this_box"] and row["state"] in ("patched", "edited")]
-    return _live(patches.tree_of_box(params), wanted, state, arm) if wanted else []
-
-
-def live_now(station: Station, booted: arms.Boot, arm: Ranks) -> Rows:
-    """live_in for a notebook's server, which is stopped when a mend is not live; of a recorded box what its mended server said then."""
-    if not station.live:
-        return _recorded(station)["live"]
     try:
-        return live_in(station.params, booted.state, arm, states_after(station))
+        return _live(patches.tree_of_box(params), wanted, booted.state, arm) if wanted else []
     except GateFailed:
         arms.stop_boot(booted)
         raise
+
+
+def live_now(station: Station, booted: arms.Boot, arm: Ranks) -> Rows:
+    """live_in for a notebook's server; of a recorded box what its mended server said then."""
+    return live_in(station.params, booted, arm, states_after(station)) if station.live else _recorded(station)["live"]
 
 
 def prove(station: Station, wanted: list[str], arm: Parallel, layers_per_stage: tuple[int, ...]) -> Proof:

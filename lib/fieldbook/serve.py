@@ -11,8 +11,9 @@ from typing import Any
 
 import yaml
 
-from . import bootlog, files, gates, inventory, layouts, memory, models, patches, paths, proofs, server, splits, starting
+from . import arms, bootlog, files, gates, inventory, layouts, memory, models, patches, paths, proofs, server, splits
 from . import params as params_module
+from .arms import Boot
 from .errors import BadInput, GateFailed, short
 from .gates import Launch
 from .params import Params
@@ -88,7 +89,7 @@ def preview(params: Params, run_dir: Path | None = None) -> Preview:
 def defects_of(params: Params) -> list[dict[str, Any]] | None:
     """Known defects in the vLLM that serves: of the installed one, or as recorded after its patches; None where a recorded box does not tell."""
     if params.box.kind == "live":
-        return patches.as_rows(patches.status(patches.tree_of_box(params), params))
+        return patches.rows_of_box(params)
     recorded = paths.recorded_dir(params.box.name) / "patches.json"
     return json.loads(recorded.read_text())["after"] if recorded.is_file() else None
 
@@ -101,19 +102,16 @@ def new_run_dir(params: Params) -> Path:
 
 @dataclass(frozen=True)
 class Served:
-    """A server that produced a token: where it is, how it came up, and what its log tells."""
+    """A server that produced a token, and what its ranks say of the patches that they need."""
 
-    state_file: Path
-    ready_s: float
-    phases: list[tuple[str, float]]
-    log: bootlog.BootLog
+    boot: Boot
     live_code: list[dict[str, Any]]
 
     def document(self) -> dict[str, Any]:
-        """As JSON."""
-        state = server.read_state(self.state_file)
-        told = {"url": server.url(state), "state_file": str(self.state_file), "ready_s": round(self.ready_s, 1), "phases": [list(p) for p in self.phases]}
-        return {**told, "live_code": self.live_code, "bootlog": bootlog.bootlog_document(self.log)}
+        """As JSON: where it is, how it came up, and what its log tells."""
+        boot = self.boot
+        told = {"url": server.url(boot.state), "state_file": str(boot.state_file), "ready_s": round(boot.ready_s, 1), "phases": [list(p) for p in boot.phases]}
+        return {**told, "live_code": self.live_code, "bootlog": bootlog.bootlog_document(boot.log)}
 
 
 def start(found: Preview, run_dir: Path, progress: Callable[[str], None]) -> Served:
@@ -124,14 +122,8 @@ def start(found: Preview, run_dir: Path, progress: Callable[[str], None]) -> Ser
     if found.refused:
         raise GateFailed(found.refused)
     launch = found.launch
-    state_file = server.launch(launch.params, launch.arm, launch.layers, run_dir, "server", launch.box)
-    ready_s, phases = starting.wait_ready(state_file, launch.params.server.ready_timeout_s, progress)
-    try:
-        live = proofs.live_in(launch.params, server.read_state(state_file), launch.arm, launch.defects or [])
-    except GateFailed:
-        server.stop(state_file)
-        raise
-    return Served(state_file, ready_s, phases, bootlog.parse(server.log_text(server.read_state(state_file))), live)
+    booted = arms.start(launch.params, launch.arm, launch.layers, run_dir, "server", launch.box, progress)
+    return Served(booted, proofs.live_in(launch.params, booted, launch.arm, launch.defects or []))
 
 
 def prepare(params: Params, progress: Callable[[str], None]) -> None:

@@ -3,12 +3,14 @@
 import json
 import sys
 import textwrap
+from pathlib import Path
 from typing import Any
 
 from . import expected, gates, interrupts, memory_tables, paths, serve, server, tables
 from .errors import BadInput, FieldbookError, GateFailed
 from .serve import Preview, Served
 from .terminal import text_table
+from .walk import say
 
 _MARKS = {"pass": "pass", "warn": "WARN", "refuse": "REFUSE", "not checked": "not checked"}
 
@@ -43,24 +45,20 @@ def preview_text(found: Preview) -> str:
 
 def served_text(found: Preview, served: Served) -> str:
     """Phases, the ledger beside the boot log, and where the server is."""
-    phases = [{"phase": name, "after, s": seconds} for name, seconds in served.phases]
+    boot = served.boot
+    phases = [{"phase": name, "after, s": seconds} for name, seconds in boot.phases]
     parts = ["Start-up", text_table(phases, "  ")]
     if found.launch.pool is not None:
-        parts += ["", "Predicted and logged", text_table(memory_tables.after_launch(found.launch.pool, served.log, {}), "  ")]
+        parts += ["", "Predicted and logged", text_table(memory_tables.after_launch(found.launch.pool, boot.log, {}), "  ")]
     if served.live_code:
         parts += ["", "Code that the ranks run", text_table(tables.live_code(served.live_code), "  ")]
-    state = server.read_state(served.state_file)
-    log = paths.shown(served.state_file.with_suffix(".log"))
-    parts += ["", f"{state['model']} serves at {server.url(state)} after {served.ready_s:.0f} s; its log is {log}"]
+    state, log = boot.state, paths.shown(boot.state_file.with_suffix(".log"))
+    parts += ["", f"{state['model']} serves at {server.url(state)} after {boot.ready_s:.0f} s; its log is {log}"]
     return "\n".join(parts)
 
 
 def run_serve(arguments) -> int:
     """`fieldbook serve`. Exit status 1 when a gate refuses, the server does not start, or it ends by itself."""
-
-    def say(text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
-
     params = serve.with_changes(arguments.file, arguments.changes, arguments.partition)
     if arguments.stop_after is not None and arguments.preview:
         raise BadInput("serve: --stop-after goes with a launch, --print launches nothing")
@@ -75,10 +73,10 @@ def run_serve(arguments) -> int:
         return 0
     if not arguments.json:
         print(preview_text(found) + "\n", flush=True)
-    return _serve(arguments, found, run_dir, say)
+    return _serve(arguments, found, run_dir)
 
 
-def _serve(arguments, found: Preview, run_dir, say) -> int:
+def _serve(arguments, found: Preview, run_dir: Path) -> int:
     status, served = 0, None
     with interrupts.owning(False), interrupts.signals():
         try:
@@ -88,9 +86,9 @@ def _serve(arguments, found: Preview, run_dir, say) -> int:
             print(json.dumps(document, indent=1, ensure_ascii=False) if arguments.json else served_text(found, served), flush=True)
             if arguments.stop_after is None:
                 say("Ctrl-C stops it")
-            ended = serve.watch(served.state_file, arguments.stop_after)
+            ended = serve.watch(served.boot.state_file, arguments.stop_after)
             if ended:
-                raise GateFailed(f"serve: the server ended: {ended}; its log is {paths.shown(served.state_file.with_suffix('.log'))}")
+                raise GateFailed(f"serve: the server ended: {ended}; its log is {paths.shown(served.boot.state_file.with_suffix('.log'))}")
         except interrupts.Interrupted as interrupt:
             # To be stopped is how a server that serves ends; a start that is given up has not done what was asked.
             status = 0 if served is not None else 128 + interrupt.number

@@ -19,7 +19,7 @@ class Shared:
     What lies deeper is somebody's data: a checkpoint may be kept in /dev/shm.
     """
 
-    def __init__(self, scratch: str):
+    def __init__(self):
         self._before, self._own = set(_names()), set()
         self._started_s = self._looked_s = time.monotonic()
         self._count = -1

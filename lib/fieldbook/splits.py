@@ -26,6 +26,11 @@ def all_splits(layers: int, stages: int) -> Iterator[Split]:
         yield tuple(b - a for a, b in itertools.pairwise((0, *cuts, layers)))
 
 
+def is_split(layers_per_stage: tuple[int, ...], stages: int, spec: ModelSpec) -> bool:
+    """Whether these layers are a split of the model into so many stages, each with at least one layer."""
+    return len(layers_per_stage) == stages and sum(layers_per_stage) == spec.num_hidden_layers and all(count > 0 for count in layers_per_stage)
+
+
 def resolve_split(arm: Parallel | Baseline, spec: ModelSpec, best: Split | None = None) -> Split:
     """Layers per stage of an arm; `best` is what notebook 03 picked, used where the arm asks for it and has as many stages."""
     if arm.pipeline_parallel_size == 1:

@@ -65,7 +65,7 @@ def _run(state_file: Path, state: dict[str, Any], own: processes.ProcessId, scra
     owner = processes.parse(state["owner"])
     environment = environment_of(state, scratch)
     used_before = watching.gpu_memory_bytes(state.get("gpus")) if state.get("device") == "cuda" else {}
-    shared = sharedmemory.Shared(scratch)
+    shared = sharedmemory.Shared()
     kills_before = watching.oom_kills()
     secrets = (*secrecy.secret_values({**os.environ, **environment}), *secrecy.referenced(state["env"], os.environ))
     reads, writes = os.pipe()

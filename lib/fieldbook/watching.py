@@ -119,7 +119,7 @@ def pulse(leader: ProcessId, log: Path) -> Pulse:
     ticks, read, stopped = 0, 0, []
     for pid in processes.session_members(leader):
         with contextlib.suppress(OSError, ValueError, IndexError):
-            fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+            fields = processes.stat(pid) or []
             ticks += int(fields[11]) + int(fields[12])
             if fields[0] in "Tt":
                 stopped.append(f"{title_of(pid) or 'process'} (process {pid})")

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from fieldbook import params as params_module
+from fieldbook import processes
 from fieldbook.__main__ import main
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -86,6 +87,26 @@ def spawned():
                     pass
         process.kill()
         process.wait()
+
+
+@pytest.fixture
+def supervised(spawned, tmp_path, monkeypatch):
+    """Start supervisors with a server of ours. The temporary folder of one that a test kills goes with the test's."""
+    from fakeserver import Supervised
+
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    made = []
+
+    def start(**options):
+        made.append(Supervised(spawned, tmp_path, **options))
+        return made[-1]
+
+    yield start
+    for one in made:
+        if text := one.state().get("server"):
+            processes.end_session(processes.parse(text), 0)
+        # A supervisor that is killed could not tidy up.
+        until(lambda one=one: one.supervisor.poll() is not None)
 
 
 def until(condition, timeout_s=8.0):

@@ -280,3 +280,11 @@ def test_nvml_that_starts_and_does_not_count(machine):
 def test_without_nvidia_ml_py(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "pynvml", None)
     assert nvml.read().notes == ["no GPU can be seen: nvidia-ml-py is not installed"]
+
+
+def test_usage_is_what_the_whole_reading_says_and_asks_for_nothing_else(machine, monkeypatch):
+    whole = [(gpu.index, gpu.memory_used_bytes, gpu.processes) for gpu in machine().gpus]
+    for name in ("nvmlDeviceGetNvLinkState", "nvmlDeviceGetP2PStatus", "nvmlDeviceGetPciInfo", "nvmlDeviceGetName"):
+        monkeypatch.setattr(pynvml, name, None)
+    assert [(gpu.index, gpu.memory_used_bytes, gpu.processes) for gpu in nvml.usage()] == whole and len(whole) == 2
+    assert inventory.gpu_memory_used() == {0: GIB // 2, 1: GIB // 2} and inventory.gpu_memory_used(2) == {0: GIB // 2}

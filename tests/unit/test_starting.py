@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT, python, runs, until
-from test_processes import FAKE, Supervised
+from fakeserver import FAKE
 
 from fieldbook import diagnosis, onewalk, processes, secrecy, server, starting, watching
 from fieldbook.command import CommandLine
@@ -20,22 +20,6 @@ from fieldbook.logcopy import LogCopy
 
 # Longer than any of these faults may take to be named: evidence and ten seconds.
 SOON_S = 10
-
-
-@pytest.fixture
-def supervised(spawned, tmp_path):
-    made = []
-
-    def start(**options):
-        made.append(Supervised(spawned, tmp_path, **options))
-        return made[-1]
-
-    yield start
-    for one in made:
-        if text := one.state().get("server"):
-            processes.end_session(processes.parse(text), 0)
-        # A supervisor that is killed could not tidy up.
-        until(lambda one=one: one.supervisor.poll() is not None)
 
 
 def failure(one, timeout_s=60, since=None):

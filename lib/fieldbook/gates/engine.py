@@ -1,9 +1,9 @@
 """Gates of the engine's settings: drafting, model runner, state, block size, context length, release."""
 
-from .. import drafts
+from .. import drafts, patches
 from ..command import is_hybrid
 from ..strategy.vetoes import is_dsa
-from .ruling import Launch, Ruling
+from .ruling import Launch, Ruling, needs
 
 HOPPER = 9.0
 # The kernels of sparse latent attention take pages of so many tokens (v1/attention/backends/mla/flashmla_sparse.py: get_supported_kernel_block_sizes).
@@ -134,8 +134,6 @@ def release(launch: Launch) -> Ruling | None:
 
 def known_defects(launch: Launch) -> Ruling:
     """No defect of the catalogue that this box meets is left open in the vLLM that serves."""
-    from .. import patches
-
     if launch.defects is None:
         need = ", ".join(dict.fromkeys(n.patch for n in _patches_needed(launch)))
         reason = f"the vLLM of this box is not here{f'; it needs {need}' if need else ''}"
@@ -148,11 +146,7 @@ def known_defects(launch: Launch) -> Ruling:
 
 
 def _patches_needed(launch: Launch):
-    from .. import strategy
-    from ..layouts import strategy_of
-
     mode = launch.index_sharing
     cut = bool(launch.bounds) and launch.stages > 1 and mode in ("relay", "flip")
     flipped = (0,) if cut and mode == "flip" else ()
-    found = strategy.needs_of(strategy_of(launch.arm), launch.spec, launch.params, relayed=cut and mode == "relay", flipped=flipped)
-    return [need for need in found if need.patch]
+    return [need for need in needs(launch, cut and mode == "relay", flipped) if need.patch]

@@ -2,13 +2,11 @@
 
 from .. import partition, strategy
 from ..inventory.measure_worker import visible_gpus
+from ..kv import stage_flips
 from ..layouts import strategy_of
 from ..partition.rules import RECURRENT, both_kinds, deepstack_first, kv_sharing_whole, own_indices, ple_first
 from ..patches import MENDED
-from .ruling import Launch, Ruling
-
-# Four stages and more of a model with sparse latent attention: seen to go wrong, and not shown right since.
-UNVERIFIED_STAGES = 4
+from .ruling import Launch, Ruling, needs
 
 
 def _best(launch: Launch) -> tuple[str, ...]:
@@ -83,8 +81,7 @@ def index_sharing(launch: Launch) -> Ruling | None:
     if mode == "clean":
         ways = (*launch.alternatives[:1], "parallel.index_sharing relay (the patch index-relay sends the indices along)")
         return Ruling("refuse", f"{text}: wrong answers without an error", rule.source, ways, "index_sharing")
-    flips = partition.sharing_layers(launch.spec)
-    flipped = tuple(i for stage in _flips(launch) for i in stage)
+    flipped = tuple(i for stage in stage_flips(launch.spec, launch.layers, "flip") for i in stage)
     shown = ", ".join(map(str, flipped))
     if evidence.allows(flipped):
         return Ruling("pass", f"layer {shown} computes its own indices", f"patch index-flip; {evidence.source}")
@@ -92,19 +89,13 @@ def index_sharing(launch: Launch) -> Ruling | None:
     reason = f"flip needs indexer weights for layer {shown}, which this checkpoint is not known to have: it would compute with uninitialised memory"
     if not launch.live and "tensor names" not in evidence.source:
         # Nothing is launched of a recorded box, and only a stated size speaks against it.
-        return Ruling("warn", reason, f"{evidence.source}; {len(flips)} layers share", ways)
+        return Ruling("warn", reason, f"{evidence.source}; {len(partition.sharing_layers(launch.spec))} layers share", ways)
     return Ruling("refuse", reason, evidence.source, ways, "index_sharing")
-
-
-def _flips(launch: Launch) -> tuple[tuple[int, ...], ...]:
-    from ..kv import stage_flips
-
-    return stage_flips(launch.spec, list(launch.layers), "flip")
 
 
 def boundary_sums(launch: Launch) -> Ruling | None:
     """Models that send partial sums of their tensor-parallel ranks over the boundary, where stock vLLM takes them for whole ones."""
-    wanted = [n for n in _needs(launch) if n.patch == "tp-partial"]
+    wanted = [n for n in needs(launch) if n.patch == "tp-partial"]
     if not wanted:
         return None
     row = launch.defect("tp-partial")
@@ -116,13 +107,9 @@ def boundary_sums(launch: Launch) -> Ruling | None:
     return Ruling("refuse", f"tp-partial: {row['state']} in the vLLM that serves, and {wanted[0].why}", row["file"], ways, "boundary_sums")
 
 
-def _needs(launch: Launch) -> list[strategy.Need]:
-    return strategy.needs_of(strategy_of(launch.arm), launch.spec, launch.params)
-
-
 def unverified_stages(launch: Launch) -> Ruling | None:
     """Four stages and more of a model with sparse latent attention: a field report saw a fifth of the answers degenerate, and nobody has shown them right."""
-    if not [n for n in _needs(launch) if n.name == strategy.UNVERIFIED]:
+    if not [n for n in needs(launch) if n.name == strategy.UNVERIFIED]:
         return None
     why = "field report 001: 20% of the answers degenerate without drafting, 45% with, at PP4 unpatched; nobody has shown it right since"
     tp, ranks = launch.arm.tensor_parallel_size, launch.arm.ranks

@@ -14,12 +14,13 @@ from .. import files, kv, memory, models, onewalk, partition, patches, paths, sa
 from ..budget import Gpus
 from ..command import command_line, weights_dir
 from ..errors import BadInput, GateFailed
-from ..inventory import Inventory
-from ..layouts import sizes_of
+from ..inventory import Inventory, nvml
+from ..layouts import sizes_of, strategy_of
 from ..params import Params
 from ..schema import Baseline, Parallel
 from ..server import cards_of, free_port
 from ..spec import ModelSpec
+from ..splits import is_split
 from ..supervisor import DECIDED
 from .ruling import Facts, Launch
 
@@ -67,26 +68,17 @@ def look(
 
 def _pool(params: Params, arm: Parallel | Baseline, spec: ModelSpec, layers: tuple[int, ...], gpus: Gpus | None) -> tuple[memory.Pool | None, str, bool]:
     """(ledger, why there is none, whether only because nothing tells the cards' memory)."""
-    if len(layers) != arm.pipeline_parallel_size or sum(layers) != spec.num_hidden_layers or min(layers, default=0) < 1:
+    if not is_split(layers, arm.pipeline_parallel_size, spec):
         return None, "the split is none of this model", False
     known = gpus is not None and any(gpus.total_bytes)
     given = memory.is_given(params, len(layers), gpus if known else None)
     if not given and not known:
         return None, "nothing tells the memory of the cards", True
     try:
-        return memory.pool(params, spec, layers, layout=_layout(params, arm), gpus=gpus if known else None, must_fit=False), "", False
+        return memory.pool(params, spec, layers, layout=strategy_of(arm).layout, gpus=gpus if known else None, must_fit=False), "", False
     except BadInput as error:
         missing = str(error).startswith("engine.available_kv_gib: missing")
         return None, str(error), missing
-
-
-def _layout(params: Params, arm: Parallel | Baseline) -> memory.Layout:
-    return memory.layout_of(params.model_copy(update={"parallel": params.parallel.model_copy(update=_sizes(arm))}))
-
-
-def _sizes(arm: Parallel | Baseline) -> dict[str, Any]:
-    names = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "expert_parallel", "decode_context_parallel_size")
-    return {name: getattr(arm, name) for name in (*names, "prefill_context_parallel_size")}
 
 
 def alternatives(params: Params, arm: Parallel | Baseline, spec: ModelSpec, gpus: Gpus | None) -> tuple[str, ...]:
@@ -167,7 +159,7 @@ def _release(params: Params) -> str | None:
 def _port_taken(params: Params) -> str:
     try:
         free_port(params.server.port, params.server.host)
-    except (GateFailed, OSError) as error:
+    except GateFailed as error:
         return str(error)
     return ""
 
@@ -212,9 +204,7 @@ def _busy() -> tuple[tuple[str, ...], float]:
 
 def _gpus() -> tuple[dict[int, tuple[str, ...]], dict[int, int]]:
     """(foreign processes, memory in use) of each GPU."""
-    from ..inventory import nvml
-
-    gpus = [gpu for gpu in nvml.read().gpus if gpu.index is not None]
+    gpus = nvml.usage()
     names = {gpu.index: tuple(f"{p.name or 'process'} ({p.pid})" for p in gpu.processes or []) for gpu in gpus}
     return names, {gpu.index: gpu.memory_used_bytes for gpu in gpus if gpu.memory_used_bytes is not None}
 

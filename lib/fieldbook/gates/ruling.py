@@ -6,10 +6,13 @@ from typing import Any, Literal
 from .. import kv
 from ..command import CommandLine
 from ..inventory import Inventory
+from ..layouts import strategy_of
 from ..memory import Pool
 from ..params import Params
 from ..schema import Baseline, Parallel
 from ..spec import ModelSpec
+from ..splits import is_split
+from ..strategy import Need, needs_of
 
 Result = Literal["pass", "warn", "refuse", "not checked"]
 
@@ -84,8 +87,7 @@ class Launch:
     @property
     def bounds(self) -> list[tuple[int, int]]:
         """[start, end) of every stage; empty where the split is none of this model."""
-        whole = len(self.layers) == self.stages and sum(self.layers) == self.spec.num_hidden_layers and all(n > 0 for n in self.layers)
-        return list(kv.stage_bounds(self.spec, self.layers)) if whole else []
+        return list(kv.stage_bounds(self.spec, self.layers)) if is_split(self.layers, self.stages, self.spec) else []
 
     @property
     def index_sharing(self) -> str:
@@ -95,3 +97,8 @@ class Launch:
     def defect(self, name: str) -> dict[str, Any] | None:
         """Status of a known defect, None where nothing is known."""
         return next((row for row in self.defects or [] if row["id"] == name), None)
+
+
+def needs(launch: Launch, relayed: bool = False, flipped: tuple[int, ...] = ()) -> list[Need]:
+    """What the layout needs of the vLLM that serves, as strategy.needs_of has it."""
+    return needs_of(strategy_of(launch.arm), launch.spec, launch.params, relayed, flipped)

@@ -64,8 +64,8 @@ def _ask_nvidia_smi() -> list[Reading]:
 def gpu_memory_used(tensor_parallel_size: int = 1) -> dict[int, int]:
     """Memory in use by NVML in bytes, of the fullest GPU of each pipeline stage (rank order: stage by stage); empty without GPUs."""
     found: dict[int, int] = {}
-    for gpu in nvml.read().gpus:
-        if gpu.index is not None and gpu.memory_used_bytes is not None:
+    for gpu in nvml.usage():
+        if gpu.memory_used_bytes is not None:
             stage = gpu.index // tensor_parallel_size
             found[stage] = max(found.get(stage, 0), gpu.memory_used_bytes)
     return found

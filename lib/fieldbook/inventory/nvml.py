@@ -53,6 +53,37 @@ def read() -> Reading:
         pynvml.nvmlShutdown()
 
 
+def usage() -> list[Gpu]:
+    """Index, memory in use and processes of each GPU that answers, and nothing else: cheap enough to be asked again and again. Empty without NVML."""
+    try:
+        import pynvml
+    except ImportError:
+        return []
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return []
+    try:
+        found = []
+        for index in range(_ask({}, "count", pynvml, pynvml.nvmlDeviceGetCount) or 0):
+            handle, why = _handle(pynvml, index)
+            if why is None:
+                used, running = _memory(pynvml, handle, {})[2], _ask({}, "processes", pynvml, pynvml.nvmlDeviceGetComputeRunningProcesses, handle)
+                found.append(Gpu(index=index, memory_used_bytes=used, processes=_processes(running)))
+        return found
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _memory(pynvml: Any, handle: Any, unknown: dict[str, str]) -> tuple[Any, Any, int | None]:
+    """(memory as the first version of the question tells it, as the second does, bytes in use)."""
+    first = _ask(unknown, "memory_total_bytes", pynvml, pynvml.nvmlDeviceGetMemoryInfo, handle)
+    # Version 2 tells the driver's reserve apart from what is used.
+    asks = hasattr(pynvml, "nvmlMemory_v2")
+    second = _ask(unknown, "memory_usable_bytes", pynvml, pynvml.nvmlDeviceGetMemoryInfo, handle, pynvml.nvmlMemory_v2) if asks else None
+    return first, second, second.used if second else first.used if first else None
+
+
 def _text(value: Any) -> str | None:
     return value.decode(errors="replace") if isinstance(value, bytes) else value
 
@@ -87,9 +118,7 @@ def _gpu(pynvml: Any, index: int, handle: Any) -> Gpu:
         call = getattr(pynvml, name, None)
         return _ask(unknown, field, pynvml, call, handle, *arguments) if call else None
 
-    memory = ask("memory_total_bytes", "nvmlDeviceGetMemoryInfo")
-    # Version 2 tells the driver's reserve apart from what is used.
-    second = ask("memory_usable_bytes", "nvmlDeviceGetMemoryInfo", pynvml.nvmlMemory_v2) if hasattr(pynvml, "nvmlMemory_v2") else None
+    memory, second, used = _memory(pynvml, handle, unknown)
     capability = ask("compute_capability", "nvmlDeviceGetCudaComputeCapability")
     architecture = ask("architecture", "nvmlDeviceGetArchitecture")
     pci = ask("bus_id", "nvmlDeviceGetPciInfo")
@@ -115,7 +144,7 @@ def _gpu(pynvml: Any, index: int, handle: Any) -> Gpu:
         compute_capability=f"{capability[0]}.{capability[1]}" if capability else None,
         memory_total_bytes=memory.total if memory else None,
         memory_usable_bytes=_usable(second),
-        memory_used_bytes=second.used if second else memory.used if memory else None,
+        memory_used_bytes=used,
         memory_bus_width_bits=ask("memory_bus_width_bits", "nvmlDeviceGetMemoryBusWidth"),
         pcie_generation=ask("pcie_generation", "nvmlDeviceGetCurrPcieLinkGeneration"),
         pcie_generation_max=ask("pcie_generation_max", "nvmlDeviceGetMaxPcieLinkGeneration"),

@@ -10,6 +10,7 @@ from ..params import Params
 from . import site, store
 from .catalogue import CATALOGUE, MENDED, OBSERVED, defect_of
 from .site import Defect
+from .tree import tree_of_box
 
 
 @dataclass(frozen=True)
@@ -133,6 +134,11 @@ def _settled(tree: Path) -> store.Manifest:
 def as_rows(rows: list[Status]) -> list[dict]:
     """Status rows as plain dictionaries, for receipts and JSON."""
     return [asdict(row) for row in rows]
+
+
+def rows_of_box(params: Params) -> list[dict]:
+    """Every defect in the vLLM that a box is served with, as plain dictionaries."""
+    return as_rows(status(tree_of_box(params), params))
 
 
 def unmended(rows: list[dict]) -> list[str]:
