@@ -62,7 +62,9 @@ class Serve:
         if state.get("status") != "running":
             return {}
         leader = processes.parse(state["server"])
-        return {watching.title_of(pid): pid for pid in processes.session_members(leader)}
+        titles = {pid: watching.title_of(pid) for pid in processes.session_members(leader)}
+        # What a worker starts has its title until it has become something else: the worker is the one whose parent has another.
+        return {title: pid for pid, title in titles.items() if title != titles.get(processes.parent_of(pid))}
 
     def end(self):
         if self.process.poll() is None:
