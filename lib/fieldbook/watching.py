@@ -32,6 +32,11 @@ def title_of(pid: int) -> str:
         return ""
 
 
+def _kind(title: str) -> str:
+    """What comes before the rank: VLLM::Worker, which is a worker's name until it knows its rank."""
+    return title.partition("_")[0]
+
+
 def oom_kills() -> int:
     """Processes that the kernel has killed for lack of memory so far, of this machine or control group; 0 where it does not tell."""
     for file, key in (("/sys/fs/cgroup/memory.events", "oom_kill"), ("/proc/vmstat", "oom_kill")):
@@ -69,14 +74,14 @@ class Crew:
     def lost(self, members: list[int]) -> list[dict[str, Any]]:
         """Those of it that are not among the session's members any more, with what may have killed them.
 
-        Only processes that vLLM names count, and only once they have been seen twice under a name that is not their parent's: what a worker starts
-        (compilers, lscpu) has its name until it has become what it is, and comes and goes.
+        Only processes that vLLM names count, and none whose parent is of the same kind: what a worker starts (compilers, lscpu) has the worker's name until it
+        has become what it is, and comes and goes. A process that is being killed stays a member for a moment without a title: it keeps the one it had.
         """
-        now = {pid: title for pid in members if (title := title_of(pid)).startswith("VLLM::") and title != title_of(processes.parent_of(pid))}
-        there = set(members)
-        gone = [(pid, title) for pid, (title, seen) in self._known.items() if pid not in there and seen > 1]
+        titles = {pid: title_of(pid) or self._known.get(pid, "") for pid in members}
+        now = {pid: title for pid, title in titles.items() if title.startswith("VLLM::") and _kind(title) != _kind(title_of(processes.parent_of(pid)))}
+        gone = [(pid, title) for pid, title in self._known.items() if pid not in titles]
         gone.sort(key=lambda one: self._died.index(one[0]) if one[0] in self._died else len(self._died))
-        self._known = {pid: (title, self._known.get(pid, (title, 0))[1] + 1) for pid, title in now.items()}
+        self._known = now
         self._hold()
         if not gone or not processes.is_alive(self._leader):
             return []

@@ -148,6 +148,28 @@ def test_of_several_deaths_the_first_is_named(supervised):
     assert [lost["process"] for lost in one.state()["lost"]] == ["VLLM::Worker_PP1", "VLLM::Worker_PP0"]
 
 
+def test_a_worker_caught_while_it_is_being_killed_is_lost_all_the_same(monkeypatch):
+    # A killed process is listed for some moments after its memory, and with it its title, is gone.
+    leader = processes.identify(os.getpid())
+    titles = {11: "VLLM::EngineCore", 12: "VLLM::Worker_PP0", 13: "VLLM::Worker_PP1"}
+    monkeypatch.setattr(watching, "title_of", lambda pid: titles.get(pid, ""))
+    monkeypatch.setattr(processes, "parent_of", lambda pid: 11 if pid > 11 else 1)
+    crew = watching.Crew(leader)
+    assert crew.lost([11, 12, 13]) == []
+    titles[13] = ""
+    assert crew.lost([11, 12, 13]) == []
+    assert [(one["process"], one["pid"]) for one in crew.lost([11, 12])] == [("VLLM::Worker_PP1", 13)]
+    assert crew.lost([11, 12]) == []
+
+
+def test_what_has_its_starters_older_name_is_no_worker(monkeypatch):
+    titles = {11: "VLLM::EngineCore", 12: "VLLM::Worker_PP0", 14: "VLLM::Worker"}
+    monkeypatch.setattr(watching, "title_of", lambda pid: titles.get(pid, ""))
+    monkeypatch.setattr(processes, "parent_of", lambda pid: {11: 1, 12: 11, 14: 12}[pid])
+    crew = watching.Crew(processes.identify(os.getpid()))
+    assert crew.lost([11, 12, 14]) == [] and crew.lost([11, 12]) == []
+
+
 SHORT = """
 import ctypes, os, subprocess, sys, time
 # A worker as vLLM has it: a title of its own. What it starts is a copy of it until it has become something else.
