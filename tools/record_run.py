@@ -1,6 +1,6 @@
 """Turn a finished live run into a recorded box: `python tools/record_run.py RUN NEWBOX`.
 
-Writes data/boxes/NEWBOX (inventory, ceilings, versions), data/reports/NEWBOX (boot logs, samples, probes, patch states) and params/NEWBOX.yml.
+Writes data/boxes/NEWBOX (inventory, ceilings, versions), data/reports/NEWBOX (boot logs, samples, answers, readings, patch states) and params/NEWBOX.yml.
 Boot logs keep only the lines that Fieldbook reads, so that no path, address or host name of the machine goes along.
 """
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import yaml
 
-from fieldbook import bench, bootlog, files, inventory, patches, paths, receipts
+from fieldbook import bench, bootlog, files, inventory, patches, paths, probes, receipts
 from fieldbook.inventory import capture
 
 
@@ -34,7 +34,7 @@ def main(run_dir: Path, new_box: str) -> None:
     if missing:
         sys.exit(f"{run_dir}: no passed receipt of {', '.join(missing)}; record a run that came through")
     box_dir, report_dir = paths.root() / "data" / "boxes" / new_box, paths.root() / "data" / "reports" / new_box
-    first, fourth, last = found["01_hardware_inventory"], found["04_patch_application"], found["07_verdict"]
+    first, fourth = found["01_hardware_inventory"], found["04_patch_application"]
 
     # What the machine is, from its own commands now; what its links carried, from the run.
     capture.capture(box_dir, {inventory.MEASURED_FILE: json.dumps(first.data["inventory"]["measured"], indent=1) + "\n"})
@@ -44,9 +44,9 @@ def main(run_dir: Path, new_box: str) -> None:
 
     for arm in ("candidate", "baseline"):
         files.write_whole(report_dir / f"boot-{arm}.log", trim_log((run_dir / "servers" / f"{arm}-1.log").read_text()))
-    samples = bench.read_samples(run_dir / "samples.jsonl")
-    files.write_whole(report_dir / "samples.jsonl", "".join(s.model_dump_json() + "\n" for s in samples))
-    files.write_json(report_dir / "probes.json", last.data["measured_probes"])
+    bench.write_samples(report_dir / "samples.jsonl", bench.read_samples(run_dir / "samples.jsonl"))
+    probes.keep_answers(report_dir / "answers.jsonl", probes.read_answers(run_dir / "answers.jsonl"))
+    files.write_json(report_dir / "readings.json", json.loads((run_dir / "readings.json").read_text()))
     # The diff is that of the tree which was patched; where the modules lay is the machine's own affair.
     mended = patches.to_mend(fourth.data["before"])
     live = [{key: value for key, value in row.items() if key != "path"} for row in fourth.data["measured_live"]]

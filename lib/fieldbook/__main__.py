@@ -71,6 +71,20 @@ def build_parser() -> argparse.ArgumentParser:
     sub.add_argument("--set", dest="changes", metavar="KEY=VALUE", action="append", default=[], help="a value other than the file's, as section.key=value")
     sub.add_argument("--partition", metavar="41,37", help="layers of each stage, instead of what the params ask for")
     sub.add_argument("--stop-after", type=float, metavar="SECONDS", help="stop the server so long after its first token")
+    sub = command("bench", "points and probes of a server: launched from a params file, or already up at --base-url", run_bench)
+    sub.add_argument("file", metavar="FILE", nargs="?")
+    sub.add_argument("--base-url", metavar="URL", help="a vLLM server that is already up, such as http://127.0.0.1:8000; it is not stopped")
+    sub.add_argument("--model", metavar="NAME", help="which of the models served at --base-url")
+    sub.add_argument("--api-key", metavar="$NAME", help="the variable of the environment that holds the key of --base-url")
+    sub.add_argument(
+        "--set", dest="changes", metavar="KEY=VALUE", action="append", default=[], help="another value, such as benchmarks.decode_concurrency=[1,8]"
+    )
+    sub.add_argument("--out", metavar="DIR", help="folder for samples, answers and figures; one of an interrupted measurement is gone on with")
+    sub.add_argument("--no-probes", action="store_true", help="points only")
+    sub.add_argument("--keep-baseline", action="store_true", help="keep what the probes say as this model's baseline: only of a layout that you trust")
+    sub.add_argument("--detect", type=float, metavar="RATE", help="how many trials a fault of this rate needs to be seen, such as 0.05; measures nothing")
+    sub = command("degeneration", "whether one completion goes round or is no language any more", run_degeneration)
+    sub.add_argument("file", metavar="TEXTFILE", help="the completion; -: standard input")
     sub = command("defaultcheck", "compare each params file's command line with the one committed in params/commands/", run_defaultcheck)
     sub.add_argument("files", metavar="FILE", nargs="*", help="params files; without: all")
     sub.add_argument("--update", action="store_true", help="write what would be started now")
@@ -260,6 +274,20 @@ def run_serve(arguments) -> int:
     from . import serve_terminal
 
     return serve_terminal.run_serve(arguments)
+
+
+def run_bench(arguments) -> int:
+    """`fieldbook bench`."""
+    from . import bench_terminal
+
+    return bench_terminal.run_bench(arguments)
+
+
+def run_degeneration(arguments) -> int:
+    """`fieldbook degeneration`."""
+    from . import bench_terminal
+
+    return bench_terminal.run_degeneration(arguments)
 
 
 def run_defaultcheck(arguments) -> int:

@@ -1,17 +1,19 @@
 """Booting and measuring one arm of the comparison, live or from a recorded report, with the same results either way."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from . import bench, bootlog, gates, models, paths, server, starting
+from . import bench, bootlog, files, gates, models, paths, probes, server, starting
 from .bench import Sample
 from .bootlog import BootLog
 from .errors import BadInput, GateFailed
 from .inventory import Inventory
 from .params import Baseline, Parallel, Params
+from .probes import Answer
 from .receipts import Receipt
 from .splits import layout_name as layout_name  # the notebooks ask for it here
 from .station import Station
@@ -118,61 +120,55 @@ def _state_file(station: Station, receipt: Receipt) -> Path | None:
     return station.run_dir / relative if relative else None
 
 
-def measure(station: Station, booted: Boot, arm: str, round_number: int, ceilings_tok_s: dict[str, float], run: Callable | None) -> list[Sample]:
-    """One round of all points; for a recorded box the recorded samples of that arm and round."""
+def measure(station: Station, booted: Boot, arm: str, rounds: int, ceilings_tok_s: dict[str, float], run: Callable | None) -> list[Sample]:
+    """All points in full rounds on one boot; for a recorded box the recorded samples of that arm and boot."""
+    number = int(booted.name.rpartition("-")[2])
     if not station.live:
-        return [s for s in bench.read_samples(recorded_file(station, "samples.jsonl")) if s.arm == arm and s.round == round_number]
-    import httpx
-
-    try:
-        with station.clock("load"):
-            fresh = bench.measure_round(station.params, booted.state, run, arm, round_number, ceilings_tok_s, station.progress)
-    except (httpx.HTTPError, GateFailed) as error:
-        # A dying server shows first as a client that cannot connect, while its process still shuts down; the log knows why.
-        up, cause = server.is_up(booted.state), bootlog.root_error(server.log_text(booted.state))
-        if up and not cause and isinstance(error, GateFailed):
-            raise
-        ended = server.stop(booted.state_file)
-        cause = cause or (f"{type(error).__name__}: {error}" if up else ended["reason"])
-        raise GateFailed(f"server {booted.name} failed while it was measured: {cause}") from None
+        recorded = bench.read_samples(recorded_file(station, "samples.jsonl"))
+        return [s for s in recorded if (s.arm, s.boot) == (arm, number) and s.round <= rounds]
+    unfinished = station.run_dir / "servers" / f"samples-{booted.name}.jsonl"
+    about = {"params": station.params.hash, "notebook": station.notebook}
+    with _measured(booted), station.clock("load"):
+        target = bench.of_state(booted.state)
+        fresh = bench.measure(target, run, station.params.benchmarks, arm, number, rounds, ceilings_tok_s, unfinished, about, station.progress)
     bench.keep_samples(station.run_dir / "samples.jsonl", fresh)
     station.progress("")
     return fresh
 
 
-def first_round(station: Station) -> list[Sample]:
-    """The candidate's first round, which notebook 06 measured."""
+@contextmanager
+def _measured(booted: Boot) -> Iterator[None]:
+    """What is asked of a live server: one that dies meanwhile is named by its log. Raises GateFailed."""
+    try:
+        yield
+    except GateFailed:
+        # A dying server shows first as a client that cannot connect, while its process still shuts down; the log knows why.
+        up, cause = server.is_up(booted.state), bootlog.root_error(server.log_text(booted.state))
+        if up and not cause:
+            raise
+        ended = server.stop(booted.state_file)
+        raise GateFailed(f"server {booted.name} failed while it was measured: {cause or ended['reason']}") from None
+
+
+def first_boot(station: Station) -> list[Sample]:
+    """The candidate's samples of notebook 06."""
     file = station.run_dir / "samples.jsonl" if station.live else recorded_file(station, "samples.jsonl")
-    return [s for s in bench.read_samples(file) if s.arm == "candidate" and s.round == 1]
+    return [s for s in bench.read_samples(file) if (s.arm, s.boot) == ("candidate", 1)]
 
 
-def probe(station: Station, booted: Boot, arm: str) -> list[dict[str, Any]]:
-    """Ask the probe prompts, greedily; each answer with the reasons it would not count."""
+def probe(station: Station, booted: Boot, arm: str) -> tuple[list[Answer], dict[str, Any]]:
+    """Ask all probes; for a recorded box the recorded answers. Returns (answers, what probes.summary tells of them)."""
     if not station.live:
-        return json.loads(recorded_file(station, "probes.json").read_text())[arm]
-    rows = []
-    for prompt in station.params.probes.prompts:
-        station.progress(f"{arm}: probe {prompt!r}")
-        with station.clock("probes"):
-            answer = server.complete(booted.state, prompt, station.params.probes.output_tokens)
-        rows.append({"prompt": prompt, **answer, "problems": probe_problems(answer, station.params.probes.output_tokens)})
+        answers = [a for a in probes.read_answers(recorded_file(station, "answers.jsonl")) if a.arm == arm]
+        return answers, probes.summary(answers, json.loads(recorded_file(station, "readings.json").read_text())[arm])
+    params, file = station.params, station.run_dir / "readings.json"
+    with _measured(booted), station.clock("probes"):
+        streams = max(params.benchmarks.decode_concurrency)
+        answers, read = probes.run(bench.of_state(booted.state), params.probes, params.engine.max_model_len, streams, arm, station.progress)
+    probes.keep_answers(station.run_dir / "answers.jsonl", answers)
+    files.write_json(file, (json.loads(file.read_text()) if file.is_file() else {}) | {arm: read})
     station.progress("")
-    return rows
-
-
-def probe_problems(answer: dict[str, Any], most_tokens: int) -> list[str]:
-    """Why an answer is unsound: nothing said, an unexpected finish, a wrong count, or one token over and over."""
-    problems = []
-    words = answer["text"].split()
-    if not words:
-        problems.append("empty")
-    if answer["finish_reason"] not in ("stop", "length"):
-        problems.append(f"finish reason {answer['finish_reason']}")
-    if answer["finish_reason"] == "length" and answer["completion_tokens"] != most_tokens:
-        problems.append(f"{answer['completion_tokens']} tokens, {most_tokens} were allowed")
-    if len(words) >= 8 and len(set(words)) <= 2:
-        problems.append("one word over and over")
-    return problems
+    return answers, probes.summary(answers, read)
 
 
 def ceilings_tok_s(inventory_receipt: Receipt) -> dict[str, float]:

@@ -71,13 +71,35 @@ def prefill_ceiling_tok_s(spec: ModelSpec, flops: float) -> float:
     return flops / (2 * memory.active_parameters(spec))
 
 
-def by_metric(params: Params, spec: ModelSpec, read_bytes_s: float | None, flops: float | None) -> dict[str, float]:
+def gpu_rates(params: Params, box: Inventory) -> tuple[float | None, float | None]:
+    """(bytes per second read, operations per second) of the fastest GPUs that an arm has ranks for, all together; None where a GPU is not in the tables.
+
+    No layout can do more with as many of them, whichever way it divides the model.
+    """
+    from .strategy.datasheets import memory_gb_s, tensor_tflops
+
+    ranks = max(params.parallel.ranks, params.verdict.baseline.ranks)
+    reads, flops = [memory_gb_s(gpu)[0] for gpu in box.gpus], [tensor_tflops(gpu) for gpu in box.gpus]
+    fastest = [sorted(rates, reverse=True)[:ranks] if rates and all(rates) else [] for rates in (reads, flops)]
+    # Eight-bit weights may be multiplied as such, at twice the rate.
+    return sum(fastest[0]) * 1e9 or None, 2 * sum(fastest[1]) * 1e12 or None
+
+
+def of_box(params: Params, spec: ModelSpec, box: Inventory) -> dict[str, float]:
+    """Ceiling of every metric on a box whose rates are not measured yet: what `fieldbook bench FILE` holds its samples against."""
+    if params.engine.device == "cpu":
+        return by_metric(params, spec, memory_read_bytes_s(params, box), peak_flops(box))
+    return by_metric(params, spec, None, None, box)
+
+
+def by_metric(params: Params, spec: ModelSpec, read_bytes_s: float | None, flops: float | None, box: Inventory | None = None) -> dict[str, float]:
     """Ceiling of every metric the benchmarks measure, in tokens per second, as far as it is known.
 
-    The rates are the processor's. They bound a server on the CPU and say nothing of one on GPUs, whose sound results they would void.
+    read_bytes_s and flops are the processor's; they bound a server on the CPU. One on GPUs is bound by its cards, which `box` has.
     """
     if params.engine.device != "cpu":
-        return {}
+        read_bytes_s, flops = gpu_rates(params, box) if box else (None, None)
+    # A step that drafts gives each stream at most the drafted tokens and one more.
+    streams, each = params.benchmarks.decode_concurrency if read_bytes_s else [], 1 + params.engine.draft_tokens
     found = {f"prefill_{n}_tok_s": prefill_ceiling_tok_s(spec, flops) for n in params.benchmarks.prefill_tokens} if flops else {}
-    streams = params.benchmarks.decode_concurrency if read_bytes_s else []
-    return found | {f"decode_c{n}_tok_s": decode_ceiling_tok_s(spec, params.engine.dtype, n, read_bytes_s) for n in streams}
+    return found | {f"decode_c{n}_tok_s": each * decode_ceiling_tok_s(spec, params.engine.dtype, n, read_bytes_s) for n in streams}

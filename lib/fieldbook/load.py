@@ -7,6 +7,8 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -16,10 +18,11 @@ from .errors import GateFailed
 
 
 @contextmanager
-def client(log: Path, api_key: str = "") -> Iterator[Callable[[list[str]], dict]]:
-    """A function that runs one benchmark (arguments as for `vllm bench serve`) and returns vLLM's result document.
+def client(log: Path, api_key: str = "") -> Iterator[Callable[[list[str], list[str]], dict]]:
+    """A function that sends prompts (arguments as for `vllm bench serve`, then the prompts) and returns vLLM's result document.
 
-    The function raises GateFailed when the client fails or dies; everything it prints goes to `log`. api_key: what the server asks for.
+    The document has two more keys: client_cpu_s, what the load process computed meanwhile, and client_wall_s. The function raises GateFailed when the
+    client fails or dies; everything it prints goes to `log`. api_key: what the server asks for.
     """
     env = {**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "PYTHONPATH": str(Path(__file__).resolve().parents[1])}
     # A proxy of the environment is not for a server of this machine; vLLM's client would ask it.
@@ -39,9 +42,9 @@ def client(log: Path, api_key: str = "") -> Iterator[Callable[[list[str]], dict]
             preexec_fn=processes.die_with_parent,
         )
 
-    def run(arguments: list[str]) -> dict:
+    def run(arguments: list[str], prompts: list[str]) -> dict:
         try:
-            process.stdin.write(json.dumps(arguments) + "\n")
+            process.stdin.write(json.dumps({"arguments": arguments, "prompts": prompts}) + "\n")
             process.stdin.flush()
             line = process.stdout.readline()
         except BrokenPipeError:
@@ -65,7 +68,7 @@ def client(log: Path, api_key: str = "") -> Iterator[Callable[[list[str]], dict]
 
 
 @contextmanager
-def client_if(live: bool, log: Path, api_key: str = "") -> Iterator[Callable[[list[str]], dict] | None]:
+def client_if(live: bool, log: Path, api_key: str = "") -> Iterator[Callable[[list[str], list[str]], dict] | None]:
     """`client` for a live box; for a recorded one nothing is started and the function is None."""
     if not live:
         yield None
@@ -86,9 +89,16 @@ def main() -> None:
 
     for line in sys.stdin:
         try:
-            parser = FlexibleArgumentParser()
-            serve.add_cli_args(parser)
-            answer = {"result": asyncio.run(serve.main_async(parser.parse_args(json.loads(line))))}
+            asked = json.loads(line)
+            with tempfile.NamedTemporaryFile("w", suffix=".jsonl", encoding="utf-8") as prompts:
+                prompts.writelines(json.dumps({"prompt": prompt}) + "\n" for prompt in asked["prompts"])
+                prompts.flush()
+                parser = FlexibleArgumentParser()
+                serve.add_cli_args(parser)
+                arguments = parser.parse_args([*asked["arguments"], "--dataset-path", prompts.name])
+                cpu_s, wall_s = time.process_time(), time.monotonic()
+                result = asyncio.run(serve.main_async(arguments))
+                answer = {"result": {**result, "client_cpu_s": time.process_time() - cpu_s, "client_wall_s": time.monotonic() - wall_s}}
         except (Exception, SystemExit) as error:
             answer = {"error": f"{type(error).__name__}: {str(error)[:300]}"}
         answers.write(json.dumps(answer, default=str) + "\n")

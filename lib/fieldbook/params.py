@@ -6,16 +6,18 @@ parameters, so a params file and an injected cell are validated by the same code
 
 import difflib
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, ValidationError
 
 from . import drafts, memory, paths, secrecy, served_by
 from .errors import BadInput, short
-from .schema import Baseline, Parallel, Params, describe, metric_label, metric_names
+from .schema import Baseline, Measuring, Parallel, Params, describe, metric_label, metric_names
 
-__all__ = ["Baseline", "Parallel", "Params", "describe", "load", "metric_label", "metric_names", "validate"]
+__all__ = ["Baseline", "Parallel", "Params", "describe", "load", "metric_label", "metric_names", "validate", "validate_measuring"]
+
+Checked = TypeVar("Checked", bound=BaseModel)
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):
@@ -70,15 +72,24 @@ def validate(sections: Any, where: str) -> Params:
     """Validate the sections as a params file or a notebook gives them; `where` names the source in the message."""
     if not isinstance(sections, dict):
         raise BadInput(f"{where}: got {short(sections)}, expected the sections {', '.join(Params.model_fields)}")
+    params = _checked(Params, sections, where)
+    served_by.check(params, where)
+    _check_against_model(params, where)
+    return _lowered(params)
+
+
+def validate_measuring(sections: dict[str, Any], where: str) -> Measuring:
+    """The sections `benchmarks` and `probes` by themselves, for a server that no params file describes."""
+    return _checked(Measuring, sections, where)
+
+
+def _checked(model: type[Checked], sections: Any, where: str) -> Checked:
     try:
-        params = Params.model_validate(sections)
+        return model.model_validate(sections)
     except ValidationError as error:
         problems = list({_location(problem): problem for problem in reversed(error.errors())}.values())[::-1]
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
         raise BadInput(f"{where}: {_explain(problems[0])}{more}") from None
-    served_by.check(params, where)
-    _check_against_model(params, where)
-    return _lowered(params)
 
 
 def _lowered(params: Params) -> Params:
@@ -218,10 +229,11 @@ def _check_against_model(params: Params, where: str) -> None:
             f"{where}: benchmarks.decode_concurrency: got {max(bench.decode_concurrency)}, more than engine.max_num_seqs {engine.max_num_seqs}; "
             "requests would queue"
         )
-    if params.probes.output_tokens >= engine.max_model_len:
+    for key in ("trial_tokens", "answer_tokens"):
+        if getattr(params.probes, key) < engine.max_model_len:
+            continue
         raise BadInput(
-            f"{where}: probes.output_tokens: got {params.probes.output_tokens}, but prompt and answer have to fit in "
-            f"engine.max_model_len {engine.max_model_len}"
+            f"{where}: probes.{key}: got {getattr(params.probes, key)}, but prompt and answer have to fit in engine.max_model_len {engine.max_model_len}"
         )
     metrics = metric_names(params)
     if params.verdict.primary_metric not in metrics:

@@ -23,6 +23,10 @@ class Proof:
     live: Rows
 
 
+# What a server is asked that may die of its first request.
+PROMPT = "Name three primary colours."
+
+
 def _recorded(station: Station) -> dict[str, Any]:
     return json.loads(arms.recorded_file(station, "patches.json").read_text())
 
@@ -55,7 +59,7 @@ def diff(station: Station, wanted: list[str]) -> str:
 
 def _request(station: Station, name: str, arm: Parallel, layers_per_stage: tuple[int, ...], after=lambda started: None) -> tuple[dict[str, Any], Any]:
     """Boot, ask once, stop: (boots, answers and evidence, what `after` made of the server while it ran)."""
-    prompt, most = station.params.probes.prompts[0], station.params.probes.output_tokens
+    most = station.params.probes.answer_tokens
     try:
         started = arms.boot(station, name, arm, layers_per_stage, first_token=False)
     except GateFailed as error:
@@ -63,7 +67,7 @@ def _request(station: Station, name: str, arm: Parallel, layers_per_stage: tuple
     station.progress(f"{name}: first request")
     try:
         with station.clock("probes"):
-            answer = server.complete(started.state, prompt, most)
+            answer = server.complete(started.state, PROMPT, most)
         return {"boots": True, "answers": True, "evidence": answer["text"].strip()}, after(started)
     except GateFailed as error:
         cause = bootlog.root_error(server.log_text(started.state))

@@ -136,11 +136,26 @@ class Benchmarks(Section):
     decode_prompt_tokens: Positive = Field(32, description="prompt length of a decode stream")
     decode_output_tokens: int = Field(32, ge=4, description="tokens each decode stream produces, end-of-sequence ignored")
     repetitions: Positive = Field(3, description="measured repetitions of each point in one round")
+    rounds: Positive = Field(2, description="full rounds over all points on the server of notebook 06; a second one tells what changes by itself")
 
 
 class Probes(Section):
-    prompts: list[str] = Field(["Name three primary colours.", "What is two plus three?"], min_length=1, description="short questions every arm must answer")
-    output_tokens: Positive = Field(24, description="most tokens of an answer")
+    trials: Positive = Field(16, description="sampled answers to agent-style prompts that are looked at for degeneration; `bench --detect` plans them")
+    trial_tokens: Annotated[int, Field(ge=32)] = Field(128, description="most tokens of such an answer; a loop of long rounds shows in long answers only")
+    temperature: Annotated[float, Field(ge=0, le=2)] = Field(0.8, description="temperature of the sampled answers")
+    top_p: Annotated[float, Field(gt=0, le=1)] = Field(0.9, description="top_p of the sampled answers")
+    answer_tokens: Positive = Field(24, description="most tokens of an answer to identity prompts, short prompts, questions and needles")
+    languages: list[Literal["en", "zh"]] = Field(["en", "zh"], min_length=1, description="languages of the prompt sets")
+    prompts: list[str] = Field([], description="more short prompts, each of which must get a sound answer")
+    needle_shares: list[Annotated[float, Field(gt=0, le=0.92)]] = Field([0.1, 0.92], description="lengths of the needle prompts, as shares of max_model_len")
+    needle_depths: list[Annotated[float, Field(ge=0, le=1)]] = Field([0.1, 0.5, 0.9], min_length=1, description="where in them the needle is")
+
+
+class Measuring(Section):
+    """What is measured on a server, without the box and the model that a params file describes."""
+
+    benchmarks: Benchmarks = Benchmarks()
+    probes: Probes = Probes()
 
 
 class Baseline(Ranks):

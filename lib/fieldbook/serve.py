@@ -48,27 +48,33 @@ def with_changes(file: str, changes: list[str], partition: str | None = None) ->
         # What is wrong with it is told as for any other params file.
         return params_module.validate(sections, str(file))
     for change in changes:
-        key, equals, text = change.partition("=")
-        section, _, name = key.partition(".")
-        if not equals or not name:
-            # What stands behind the equals sign may be a secret.
-            raise BadInput(f"--set: got {key[:60]!r}{' and a value' if equals else ''}, expected SECTION.KEY=VALUE such as parallel.pipeline_parallel_size=2")
-        try:
-            value = yaml.safe_load(text)
-        except (yaml.YAMLError, ValueError, TypeError, AttributeError, RecursionError):
-            raise BadInput(f"--set: {key}: what is given is not a value in YAML") from None
-        place, (*way, last) = sections, key.split(".")
-        for part in way:
-            place = place.setdefault(part, {})
-            if not isinstance(place, dict):
-                raise BadInput(f"--set: {key}: {part} is not a section")
-        place[last] = value
+        for key, value in changed(change).items():
+            place, (*way, last) = sections, key.split(".")
+            if not way:
+                raise BadInput(f"--set: got {key[:60]!r}, expected SECTION.KEY=VALUE such as parallel.pipeline_parallel_size=2")
+            for part in way:
+                place = place.setdefault(part, {})
+                if not isinstance(place, dict):
+                    raise BadInput(f"--set: {key}: {part} is not a section")
+            place[last] = value
     if partition is not None:
         words = partition.split(",")
         if not all(word.strip().isascii() and word.strip().isdigit() and len(word) < 10 and int(word) > 0 for word in words):
             raise BadInput(f"--partition: got {short(partition)}, expected a positive number of layers for each stage with commas between, such as 41,37")
         sections.setdefault("parallel", {})["layer_partition"] = [int(word) for word in words]
     return params_module.validate(sections, str(file))
+
+
+def changed(change: str) -> dict[str, Any]:
+    """{KEY: value} of one KEY=VALUE, the value in YAML. Raises BadInput where it is none."""
+    key, equals, text = change.partition("=")
+    if not equals or not key:
+        # What stands behind the equals sign may be a secret.
+        raise BadInput(f"--set: got {key[:60]!r}{' and a value' if equals else ''}, expected SECTION.KEY=VALUE such as parallel.pipeline_parallel_size=2")
+    try:
+        return {key: yaml.safe_load(text)}
+    except (yaml.YAMLError, ValueError, TypeError, AttributeError, RecursionError):
+        raise BadInput(f"--set: {key}: what is given is not a value in YAML") from None
 
 
 def preview(params: Params, run_dir: Path | None = None) -> Preview:

@@ -4,7 +4,6 @@ import collections
 import re
 from typing import TYPE_CHECKING, Any
 
-from .bench import Sample
 from .inventory import Finding, Gpu, Inventory, Measurement, cpu_ranges
 from .inventory.links import nearness
 from .inventory.values import some
@@ -310,54 +309,20 @@ def server_facts(name: str, booted: "Boot") -> Rows:
     return pairs({"layout": name, "vLLM": booted.log.vllm_version, "model runner": booted.log.runner, "weights loaded, s": loads or None}, "", "boot log")
 
 
-def probes(answers: Rows) -> Rows:
-    """Each probe with its answer."""
-    return [
-        {
-            "prompt": a["prompt"],
-            "answer": a["text"].strip(),
-            "finish": a["finish_reason"],
-            "tokens": a["completion_tokens"],
-            "problems": ", ".join(a["problems"]) or None,
-        }
-        for a in answers
-    ]
-
-
 def ceilings(limits: dict[str, float]) -> Rows:
     """Ceiling of each metric; where there is none, what that means."""
-    return pairs(limits, "metric", "ceiling, tok/s") or [{"metric": "none", "why": "the processor's rates do not bound GPUs, or are not known of this box"}]
+    return pairs(limits, "metric", "ceiling, tok/s") or [{"metric": "none", "why": "the rates of this box's processor or GPUs are not known"}]
 
 
-def speeds(summary: Rows, ceilings_tok_s: dict[str, float]) -> Rows:
-    """Minimum, median and maximum of each point with its ceiling."""
-    rows = []
-    for row in summary:
-        ceiling = ceilings_tok_s.get(row["metric"])
-        share = f"{row['median'] / ceiling:.0%}" if row["median"] and ceiling else None
-        rows.append({key: row[key] for key in ("metric", "samples", "void", "min", "median", "max")} | {"ceiling": ceiling, "of ceiling": share})
-    return rows
-
-
-def sample_dots(samples: list[Sample], names: dict[str, str] | None = None) -> Rows:
-    """Every sound sample for the chart; with names the arms are told apart, without them each is just a sample."""
-    return [{"metric": s.metric, "tok/s": round(s.value_tok_s, 2), "arm": (names or {}).get(s.arm, s.arm)} for s in samples if not s.void]
-
-
-def void(samples: list[Sample]) -> Rows:
-    """Void samples with the reasons."""
-    return [{"metric": s.metric, "repetition": s.repetition, "tok/s": s.value_tok_s, "why": "; ".join(s.void)} for s in samples if s.void]
-
-
-def arms(logs: dict[str, Any], answers: dict[str, Rows], names: dict[str, str]) -> Rows:
-    """Both arms: layout, pool, sound answers."""
+def arms(logs: dict[str, Any], counted: dict[str, dict[str, tuple[int, int]]], names: dict[str, str]) -> Rows:
+    """Both arms: layout, pool, and of what each was asked how much failed."""
     return [
         {
             "arm": arm,
             "layout": names[arm],
             "KV pool, boot log": logs[arm].pool_tokens,
             "vLLM": logs[arm].vllm_version,
-            "sound answers": f"{sum(not a['problems'] for a in answers[arm])} of {len(answers[arm])}",
+            "failed": ", ".join(f"{probe} {k} of {n}" for probe, (k, n) in counted[arm].items()),
         }
         for arm in names
     ]

@@ -57,10 +57,13 @@ def permutation_p(candidate: list[list[float]], baseline: list[list[float]]) -> 
     return as_extreme / looked_at
 
 
-def aa_band(candidate: list[list[float]], baseline: list[list[float]]) -> float:
-    """Noise floor: the largest relative difference between the medians of two rounds of the same arm."""
+def aa_band(candidate: list[list[float]], baseline: list[list[float]], repeated: list[list[list[float]]] | None = None) -> float:
+    """Noise floor: the largest relative difference between the medians of two rounds of the same arm.
+
+    repeated: more such rounds, each entry those of one boot, which are not compared otherwise.
+    """
     spreads = []
-    for rounds in (candidate, baseline):
+    for rounds in (candidate, baseline, *(repeated or [])):
         medians = [statistics.median(values) for values in rounds]
         spreads.append((max(medians) - min(medians)) / statistics.median(pooled(rounds)))
     return max(spreads)
@@ -78,14 +81,16 @@ def bootstrap_interval(candidate: list[list[float]], baseline: list[list[float]]
     return ratios[int(tail * BOOTSTRAP_DRAWS)], ratios[int((1 - tail) * BOOTSTRAP_DRAWS) - 1]
 
 
-def compare(metric: str, candidate: list[list[float]], baseline: list[list[float]], max_p: float) -> Comparison:
-    """Compare two arms in one metric; each list holds one list of sound values per round, at least one value in each.
+def compare(
+    metric: str, candidate: list[list[float]], baseline: list[list[float]], max_p: float, repeated: list[list[list[float]]] | None = None
+) -> Comparison:
+    """Compare two arms in one metric; each list holds one list of sound values per round, at least one value in each; repeated as in aa_band.
 
     'faster' or 'slower': p < max_p and the difference of medians outside the A/A band. 'same': the 90% interval lies inside the band.
     Else 'cannot tell'.
     """
     ours, theirs = statistics.median(pooled(candidate)), statistics.median(pooled(baseline))
-    ratio, p, band = ours / theirs, permutation_p(candidate, baseline), aa_band(candidate, baseline)
+    ratio, p, band = ours / theirs, permutation_p(candidate, baseline), aa_band(candidate, baseline, repeated)
     low, high = bootstrap_interval(candidate, baseline)
     if p < max_p and abs(ratio - 1) > band:
         answer = "faster" if ratio > 1 else "slower"

@@ -1,13 +1,16 @@
 """Benchmark arithmetic on timelines built by hand, the reasons that void a sample, and the schedule."""
 
+import dataclasses
+import json
 import math
 
 import pytest
 
-from fieldbook import bench, ceilings, memory, paths
-from fieldbook.arms import probe_problems
-from fieldbook.errors import BadInput
-from fieldbook.inventory.model import Host, Inventory
+from fieldbook import bench, bench_tables, ceilings, memory, paths
+from fieldbook.bench import checks, counters, measuring, prompts, rates
+from fieldbook.bench.target import Target
+from fieldbook.errors import BadInput, GateFailed
+from fieldbook.inventory.model import Gpu, Host, Inventory
 
 
 def steady(start, ttft, gap, events):
@@ -17,7 +20,7 @@ def steady(start, ttft, gap, events):
 
 def rate(*streams, counts=None):
     starts, ttfts, gaps = zip(*streams, strict=True)
-    return bench.decode_tok_s(list(starts), list(ttfts), list(gaps), counts or [len(g) + 1 for g in gaps])
+    return rates.decode_tok_s(list(starts), list(ttfts), list(gaps), counts or [len(g) + 1 for g in gaps])
 
 
 def test_one_stream_counts_the_intervals():
@@ -76,46 +79,77 @@ def test_a_stream_with_one_event_or_none_has_no_rate():
 
 def test_stream_lists_must_match():
     with pytest.raises(ValueError, match="shorter|longer"):
-        bench.decode_tok_s([0, 0], [1], [[0.1]], [2])
+        rates.decode_tok_s([0, 0], [1], [[0.1]], [2])
 
 
-# Two streams of 32 prompt and 32 output tokens, as a sound server counts them.
-BEFORE = {"prompt": 100.0, "generation": 50.0, "cache_queries": 100.0, "cache_hits": 10.0, "preemptions": 1.0}
-AFTER = {"prompt": 164.0, "generation": 114.0, "cache_queries": 164.0, "cache_hits": 10.0, "preemptions": 1.0}
-RESULT = {"errors": ["", ""], "output_lens": [32, 32]}
+# Two streams of 32 prompt and 32 output tokens, as a sound server counts them and a sound client sees them.
+COUNTED = counters.Counters(
+    prompt_tokens=64, generation_tokens=64, cache_queries=64, cache_hits=0, preemptions=0, finished_length=2, finished_otherwise=0, queue_s=0.001,
+    ttft_s=1.0, e2e_s=7.2, drafts=0, accepted_tokens=0,
+)  # fmt: skip
+RESULT = {
+    "errors": ["", ""], "output_lens": [32, 32], "input_lens": [32, 32], "ttfts": [0.5, 0.5], "itls": [[0.1] * 31] * 2, "client_cpu_s": 0.1,
+    "client_wall_s": 4.0,
+}  # fmt: skip
+DECODE = checks.Asked("decode_c2_tok_s", 32, 32, 2)
+GPU = {"index": 1, "slowed": [], "sm_clock_mhz_start": 1980, "sm_clock_mhz_end": 1950, "temperature_c": [60, 61]}
 
 
-def reasons(result=None, after=None, value=10.0, ceiling=100.0):
-    return bench.void_reasons({**RESULT, **(result or {})}, 32, 32, 2, BEFORE, {**AFTER, **(after or {})}, value, ceiling)
+def reasons(result=None, counted=None, text=(32, 32), gpu=None, value=10.0, ceiling=100.0, asked=DECODE):
+    seen = dataclasses.replace(COUNTED, **(counted or {}))
+    conditions = {"gpus": [{**GPU, **gpu}]} if gpu else {}
+    return bench.void_reasons(asked, {**RESULT, **(result or {})}, seen, list(text), conditions, value, ceiling)
 
 
 def test_a_sound_sample_has_no_reasons():
-    assert reasons() == [] and reasons(ceiling=None) == [] and reasons(value=100.0) == []
+    assert reasons() == [] and reasons(ceiling=None) == [] and reasons(value=100.0) == [] and reasons(gpu={"slowed": ["sw_power_cap"]}) == []
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"result": {"errors": ["", "Connection refused"]}}, "error: Connection refused"),
-        ({"result": {"output_lens": [32, 31]}}, "output lengths [32, 31], expected 32 each"),
-        ({"result": {"output_lens": [32]}}, "output lengths [32], expected 32 each"),
-        ({"after": {"prompt": 165.0}}, "the server counted 65 prompt tokens, expected 64"),
-        ({"after": {"generation": 113.0}}, "the server counted 63 generated tokens, expected 64"),
-        ({"after": {"cache_hits": 11.0}}, "1 of 64 queried tokens came from the prefix cache"),  # 1 of 64 is 1.6%
-        ({"after": {"preemptions": 3.0}}, "2 preemptions"),
-        ({"value": 0.0}, "did not decode at the same time"),
-        ({"value": math.nan}, "did not decode at the same time"),
-        ({"value": 100.1}, "100.1 tok/s is above the ceiling of 100.0"),
+        ({"result": {"errors": ["", "Traceback\n  x\nConnection refused"]}}, "error: Connection refused"),
+        ({"result": {"output_lens": [32, 31], "itls": [[0.1] * 31, [0.1] * 30]}}, "tokens: output lengths [32, 31], expected 32 each"),
+        ({"result": {"output_lens": [32]}}, "tokens: output lengths [32], expected 32 each"),
+        ({"result": {"input_lens": [32, 33]}}, "tokens: prompt lengths [32, 33], expected 32 each"),
+        ({"counted": {"prompt_tokens": 65}}, "tokens: the server counted 65 prompt tokens, expected 64"),
+        ({"counted": {"generation_tokens": 63}}, "tokens: the server counted 63 generated tokens, expected 64"),
+        ({"counted": {"finished_length": 1, "finished_otherwise": 1}}, "tokens: 1 requests ended by length, 1 otherwise"),
+        ({"text": (32, 16)}, "tokens: stream 1: the text holds 16 tokens, usage says 32"),
+        ({"text": (32, 64)}, "tokens: stream 1: the text holds 64 tokens, usage says 32"),
+        ({"result": {"itls": [[0.1] * 31, [0.05] * 62]}}, "tokens: stream 1: 63 events for 32 tokens"),
+        ({"counted": {"cache_hits": 1}}, "prefix cache: 1 of 64 queried tokens"),  # 1.6%
+        ({"counted": {"preemptions": 2}}, "preemptions: 2"),
+        ({"result": {"client_cpu_s": 3.7}}, "load client: busy on 0.93 of a core"),
+        ({"result": {"ttfts": [0.75, 0.75]}}, "lag: the client saw the first token 0.250 s after the server had it"),
+        ({"result": {"ttfts": [0.25, 0.25]}}, "lag: the client saw the first token 0.250 s before the server had it"),
+        # 31 gaps of 0.11 s where the server decoded for 3.1 s: 3.41 s.
+        ({"result": {"itls": [[0.11] * 31] * 2}}, "lag: from first to last token the client saw 3.410 s, the server 3.100 s"),
+        ({"gpu": {"slowed": ["hw_thermal_slowdown", "sw_power_cap"]}}, "clocks: GPU 1 was slowed down: hw_thermal_slowdown"),
+        ({"gpu": {"sm_clock_mhz_end": 1700}}, "clocks: GPU 1: its clock fell from 1980 to 1700 MHz"),
+        ({"value": 0.0}, "overlap: the streams did not decode at the same time"),
+        ({"value": math.nan}, "overlap: the streams did not decode at the same time"),
+        ({"value": 100.1}, "ceiling: 100.1 tok/s is above the ceiling of 100.0"),
     ],
 )
 def test_each_reason_voids(change, words):
     found = reasons(**change)
-    assert len(found) == 1 and words in found[0]
+    assert len(found) == 1 and words in found[0] and found[0].partition(":")[0] in checks.CHECKS
+
+
+def test_a_prompt_timed_alone_may_be_neither_late_nor_queued():
+    asked = checks.Asked("prefill_32_tok_s", 32, 1, 1)
+    result = {"errors": [""], "output_lens": [1], "input_lens": [32], "itls": [[]], "ttfts": [0.5]}
+    counted = {"prompt_tokens": 32, "generation_tokens": 1, "cache_queries": 32, "finished_length": 1, "ttft_s": 0.5, "e2e_s": 0.5}
+    assert reasons(result, counted, (1,), asked=asked) == []
+    assert reasons({**result, "ttfts": [0.54]}, counted, (1,), asked=asked) == []
+    assert "0.060 s after" in reasons({**result, "ttfts": [0.56]}, counted, (1,), asked=asked)[0]
+    assert reasons(result, {**counted, "queue_s": 0.03}, (1,), asked=asked) == ["queue: it waited 0.030 s of 0.500 s there"]
 
 
 def test_up_to_one_percent_of_cached_tokens_is_allowed():
-    assert reasons(after={"cache_queries": 300.0, "cache_hits": 12.0}) == []  # 2 of 200
-    assert len(reasons(after={"cache_queries": 300.0, "cache_hits": 13.0})) == 1
+    assert reasons(counted={"cache_queries": 200, "cache_hits": 2}) == []
+    assert len(reasons(counted={"cache_queries": 200, "cache_hits": 3})) == 1
 
 
 METRICS = """\
@@ -127,19 +161,37 @@ vllm:prompt_tokens_created{engine="0"} 1.7e+09
 vllm:generation_tokens_total 32.0
 vllm:prefix_cache_queries_total{engine="0"} 64.0
 vllm:prefix_cache_hits_total{engine="0"} 0.0
+vllm:request_success_total{engine="0",finished_reason="length"} 3.0
+vllm:request_success_total{engine="0",finished_reason="stop"} 2.0
+vllm:request_success_total{engine="0",finished_reason="abort"} 1.0
+vllm:request_success_created{engine="0",finished_reason="abort"} 1.7e+09
+vllm:request_queue_time_seconds_sum{engine="0"} 2.5e-05
+vllm:spec_decode_num_drafts_total{engine="0"} 10.0
+vllm:spec_decode_num_accepted_tokens_total{engine="0"} 17.0
 """
 
 
 def test_counters_are_summed_over_engines_and_missing_ones_are_zero():
-    assert bench.parse_counters(METRICS) == {"prompt": 2234.0, "generation": 32.0, "cache_queries": 64.0, "cache_hits": 0.0, "preemptions": 0}
+    found = counters.parse(METRICS)
+    assert (found.prompt_tokens, found.generation_tokens, found.cache_queries, found.preemptions) == (2234, 32, 64, 0)
+    assert (found.finished_length, found.finished_otherwise, found.finished, found.queue_s) == (3, 3, 6, 2.5e-05)
+    # 17 accepted of 10 drafts, and one token each that the model gives anyway.
+    assert found.acceptance_length == 2.7 and COUNTED.acceptance_length is None
+    assert found.since(found).finished == 0 and found.since(dataclasses.replace(found, prompt_tokens=2200)).prompt_tokens == 34
 
 
 def test_a_label_may_hold_any_character():
-    assert bench.parse_counters('vllm:prompt_tokens_total{model_name="a}b c"} 5.0\n')["prompt"] == 5.0
+    assert counters.parse('vllm:prompt_tokens_total{model_name="a}b c"} 5.0\n').prompt_tokens == 5
+
+
+@pytest.mark.parametrize("text", ["", "<html>", "vllm:num_requests_running 1.0"])
+def test_a_server_that_counts_nothing_cannot_be_checked(text):
+    with pytest.raises(GateFailed, match="/metrics has no vllm:prompt_tokens_total"):
+        counters.parse(text)
 
 
 def test_points_of_the_default_box(changed):
-    assert bench.points(changed()) == [
+    assert [dataclasses.astuple(point) for point in bench.points(changed().benchmarks)] == [
         ("prefill_128_tok_s", 128, 1, 1),
         ("prefill_512_tok_s", 512, 1, 1),
         ("decode_c1_tok_s", 32, 32, 1),
@@ -147,64 +199,81 @@ def test_points_of_the_default_box(changed):
     ]
 
 
-def test_no_seed_is_used_twice():
-    seeds = [
-        bench.seed_of(arm, number, point, repetition)
-        for arm in ("candidate", "baseline")
-        for number in (1, 2)
-        for point in range(20)
-        for repetition in range(100)
-    ]
-    assert len(set(seeds)) == len(seeds)
+def words_and_one(text):
+    """A tokenizer for tests: a token before every prompt, one a word, two for words of more than six letters."""
+    return 1 + sum(2 if len(word) > 6 else 1 for word in text.split())
 
 
-def test_client_arguments(changed):
-    words = bench.arguments(changed(), {"port": 4711}, 32, 33, 4, 99)
-    options = dict(zip(words[::1], words[1:], strict=False))
-    assert options["--base-url"] == "http://127.0.0.1:4711" and options["--model"] == "smollm2-135m-instruct"
-    assert (options["--random-input-len"], options["--random-output-len"], options["--num-prompts"], options["--max-concurrency"], options["--seed"]) == (
-        "32",
-        "33",
-        "4",
-        "4",
-        "99",
-    )
-    assert "--ignore-eos" in words and options["--num-warmups"] == "0"
+@pytest.mark.parametrize("tokens", [2, 3, 17, 32, 129, 1000])
+def test_prompts_have_exactly_the_tokens_asked_for(tokens):
+    texts = [prompts.exact(words_and_one, tokens, f"s/{number}") for number in range(20)]
+    assert {words_and_one(text) for text in texts} == {tokens} and texts == [prompts.exact(words_and_one, tokens, f"s/{number}") for number in range(20)]
+    # No two share their first block of sixteen tokens.
+    assert len({tuple(text.split()[:8]) for text in texts}) == 20 or tokens < 17
 
 
-class FakeServer:
-    """Stands for server and client: counts what it is asked, answers with steady streams, and may go wrong in one sample."""
+def test_a_tokenizer_that_reaches_no_such_count_is_named():
+    with pytest.raises(GateFailed, match="no prompt of exactly 31 tokens.*30"):
+        prompts.exact(lambda text: 10 * (len(text.split()) // 10), 31, "s")
 
-    def __init__(self, wrong_at=()):
-        self.totals = dict.fromkeys(bench.COUNTERS, 0.0)
-        self.calls, self.wrong_at = [], wrong_at
 
-    def counters(self, state):
-        return dict(self.totals)
+def test_client_arguments():
+    words = measuring.arguments(Target("http://127.0.0.1:4711", "m"), checks.Asked("decode_c4_tok_s", 32, 33, 4))
+    options = dict(zip(words, words[1:], strict=False))
+    assert options["--base-url"] == "http://127.0.0.1:4711" and options["--model"] == "m" and "--ignore-eos" in words
+    assert (options["--num-prompts"], options["--max-concurrency"], options["--num-warmups"]) == ("4", "4", "0")
+    assert json.loads(options["--extra-body"]) == {"max_tokens": 33, "min_tokens": 33, "skip_special_tokens": False}
 
-    def run(self, words):
+
+class FakeServer(Target):
+    """Stands for server and client: counts what it is asked, answers with steady streams, may go wrong in one sample or be interrupted in one."""
+
+    def __init__(self, wrong_at=(), interrupted_at=0):
+        super().__init__("http://127.0.0.1:1", "m", "", 2048)
+        totals = dict.fromkeys(dataclasses.asdict(COUNTED), 0.0)
+        self.__dict__.update(totals=totals, calls=[], wrong_at=wrong_at, interrupted_at=interrupted_at)
+
+    def get(self, path, timeout_s=0):
+        t = self.totals
+        lines = [f"{name} {t[key]}" for key, name in counters._NAMES.items()]
+        return "\n".join([*lines, f'vllm:request_success_total{{finished_reason="length"}} {t["finished_length"]}', "process_start_time_seconds 7.0"])
+
+    def post(self, path, body, timeout_s=0):
+        return {"count": len(body["prompt"].split())}
+
+    def run(self, words, texts):
         options = dict(zip(words, words[1:], strict=False))
-        prompt, output, streams = (int(options[key]) for key in ("--random-input-len", "--random-output-len", "--num-prompts"))
-        self.calls.append((prompt, output, streams, int(options["--seed"])))
-        self.totals["prompt"] += prompt * streams
-        self.totals["cache_queries"] += prompt * streams
-        self.totals["generation"] += output * streams
+        output, streams, prompt = json.loads(options["--extra-body"])["max_tokens"], int(options["--num-prompts"]), len(texts[0].split())
+        self.calls.append((prompt, output, streams, *texts))
+        if len(self.calls) == self.interrupted_at:
+            raise KeyboardInterrupt
+        t = self.totals
+        for key, amount in (
+            ("prompt_tokens", prompt), ("cache_queries", prompt), ("generation_tokens", output), ("finished_length", 1), ("ttft_s", 0.5),
+            ("e2e_s", 0.5 + 0.25 * (output - 1)),
+        ):  # fmt: skip
+            t[key] += amount * streams
         if len(self.calls) in self.wrong_at:
-            self.totals["cache_hits"] += prompt
+            t["cache_hits"] += prompt
         return {
             "ttfts": [0.5] * streams, "itls": [[0.25] * (output - 1)] * streams, "start_times": [7.0] * streams, "output_lens": [output] * streams,
-            "input_lens": [prompt] * streams, "errors": [""] * streams,
+            "input_lens": [prompt] * streams, "errors": [""] * streams, "generated_texts": ["a " * output] * streams, "client_cpu_s": 0.01,
+            "client_wall_s": 1.0,
         }  # fmt: skip
 
 
-def test_a_round_warms_up_each_point_and_keeps_every_repetition(changed, monkeypatch):
-    fake = FakeServer(wrong_at=(3,))
-    monkeypatch.setattr(bench, "counters", fake.counters)
-    said = []
-    samples = bench.measure_round(changed(), {"port": 1}, fake.run, "candidate", 1, {"decode_c4_tok_s": 15.0}, said.append)
-    # Four points, a warm-up and three repetitions each, in order, all with seeds of their own.
+def measured(fake, bench_params, folder, rounds=1, limits=None, about=None, said=None):
+    progress = (said if said is not None else []).append
+    return bench.measure(fake, fake.run, bench_params, "candidate", 1, rounds, limits or {}, folder / "unfinished.jsonl", about or {"a": 1}, progress)
+
+
+def test_a_round_warms_up_each_point_and_keeps_every_repetition(changed, tmp_path):
+    fake, said = FakeServer(wrong_at=(3,)), []
+    samples = measured(fake, changed().benchmarks, tmp_path, limits={"decode_c4_tok_s": 15.0}, said=said)
+    # Four points, a warm-up and three repetitions each, in order, no prompt twice.
     assert [call[:3] for call in fake.calls] == [(128, 1, 1)] * 4 + [(512, 1, 1)] * 4 + [(32, 32, 1)] * 4 + [(32, 32, 4)] * 4
-    assert len({call[3] for call in fake.calls}) == 16 and len(said) == 16
+    texts = [text for call in fake.calls for text in call[3:]]
+    assert len(set(texts)) == len(texts) == 28 and len(said) == 16
     assert [(s.metric, s.repetition) for s in samples] == [
         (m, r) for m in ("prefill_128_tok_s", "prefill_512_tok_s", "decode_c1_tok_s", "decode_c4_tok_s") for r in (1, 2, 3)
     ]
@@ -213,13 +282,50 @@ def test_a_round_warms_up_each_point_and_keeps_every_repetition(changed, monkeyp
     # Call 3 is the second repetition of the first point (call 1 was the warm-up); the ceiling voids all of the last point.
     assert [s.repetition for s in samples if s.metric == "prefill_128_tok_s" and s.void] == [2]
     assert all("above the ceiling" in s.void[0] for s in samples[-3:]) and not any(s.void for s in samples[3:-3])
-    assert samples[0].start_s == [0.0] and samples[-1].prompt_tokens == [32] * 4
+    assert samples[0].start_s == [0.0] and samples[-1].prompt_tokens == [32] * 4 and samples[0].server_started_at_s == 7.0
+    assert list(tmp_path.iterdir()) == []
 
 
-def sample(arm="candidate", number=1, metric="decode_c1_tok_s", value=10.0, repetition=1, void=()):
+def test_another_run_has_other_prompts(changed, tmp_path):
+    one, other = FakeServer(), FakeServer()
+    measured(one, changed().benchmarks, tmp_path)
+    measured(other, changed().benchmarks, tmp_path)
+    assert not {text for call in one.calls for text in call[3:]} & {text for call in other.calls for text in call[3:]}
+
+
+def test_an_interrupt_keeps_what_was_measured_and_the_next_call_goes_on(changed, tmp_path):
+    # The interrupt comes in the second repetition of the third point: two points are whole.
+    fake = FakeServer(interrupted_at=11)
+    with pytest.raises(KeyboardInterrupt):
+        measured(fake, changed().benchmarks, tmp_path)
+    kept = bench.read_samples(tmp_path / "unfinished.jsonl")
+    assert len(kept) == 7
+    fake.__dict__["calls"] = []
+    samples = measured(fake, changed().benchmarks, tmp_path)
+    assert [call[:3] for call in fake.calls] == [(32, 32, 1)] * 4 + [(32, 32, 4)] * 4
+    assert len(samples) == 12 and samples[:6] == kept[:6] and list(tmp_path.iterdir()) == []
+
+
+def test_what_was_measured_of_something_else_is_not_gone_on_with(changed, tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        measured(FakeServer(interrupted_at=11), changed().benchmarks, tmp_path)
+    fake = FakeServer()
+    assert len(measured(fake, changed().benchmarks, tmp_path, about={"a": 2})) == 12 and len(fake.calls) == 16
+
+
+def test_a_point_longer_than_a_request_may_be_is_one_line(changed, tmp_path):
+    with pytest.raises(BadInput, match=r"prefill_4000_tok_s needs 4000 \+ 1 tokens, and the server takes 2048"):
+        measured(FakeServer(), changed().benchmarks.model_copy(update={"prefill_tokens": [4000]}), tmp_path)
+
+
+def sample(arm="candidate", boot=1, number=1, metric="decode_c1_tok_s", value=10.0, repetition=1, void=(), **more):
     return bench.Sample(
-        arm=arm, round=number, metric=metric, repetition=repetition, value_tok_s=value, ttft_s=[0.5], itl_s=[[0.1]], start_s=[0.0], output_tokens=[2],
-        prompt_tokens=[3], load_average=0.5, void=list(void),
+        **{
+            "arm": arm, "boot": boot, "round": number, "metric": metric, "repetition": repetition, "seed": "s", "started_at": "", "server_started_at_s": 7.0,
+            "value_tok_s": value, "ttft_s": [0.5], "itl_s": [[0.1]], "start_s": [0.0], "output_tokens": [2], "prompt_tokens": [3], "text_tokens": [2],
+            "queue_s": 0.001, "server_ttft_s": 0.49, "server_e2e_s": 0.6, "cached_share": 0.0, "preemptions": 0, "acceptance_length": None,
+            "client_cores": 0.01, "conditions": {}, "ceiling_tok_s": None, "void": list(void), **more,
+        }
     )  # fmt: skip
 
 
@@ -227,8 +333,8 @@ def test_void_samples_are_never_averaged_in():
     samples = [
         sample(value=10),
         sample(value=12, repetition=2),
-        sample(value=1e6, repetition=3, void=["why"]),
-        sample(number=2, value=14),
+        sample(value=1e6, repetition=3, void=["error: why"]),
+        sample(boot=2, value=14),
         sample(arm="baseline", value=5),
     ]
     assert bench.values(samples, "candidate", "decode_c1_tok_s") == [10, 12, 14]
@@ -237,29 +343,63 @@ def test_void_samples_are_never_averaged_in():
     assert rows[0] == {"arm": "candidate", "metric": "decode_c1_tok_s", "samples": 3, "void": 1, "min": 10, "median": 12, "max": 14}
     assert rows[1] == {"arm": "candidate", "metric": "prefill_128_tok_s", "samples": 0, "void": 0, "min": None, "median": None, "max": None}
     assert rows[2]["arm"] == "baseline" and rows[2]["median"] == 5
+    assert {row["tok/s"] for row in bench_tables.points(samples, ["decode_c1_tok_s"])} == {10, 12, 14, 5}
 
 
-def test_samples_by_round_as_the_verdict_takes_them():
+def test_samples_by_boot_as_the_verdict_takes_them():
     samples = [
         sample(value=10),
         sample(value=12, repetition=2),
-        sample(number=2, value=14),
+        sample(value=99, number=2),
+        sample(boot=2, value=14),
         sample(arm="baseline", value=5),
-        sample(arm="baseline", number=2, value=6, void=["x"]),
+        sample(arm="baseline", boot=2, value=6, void=["error: x"]),
     ]
-    assert bench.by_round(samples, ["decode_c1_tok_s"]) == {"decode_c1_tok_s": {"candidate": [[10, 12], [14]], "baseline": [[5], []]}}
+    assert bench.by_boot(samples, ["decode_c1_tok_s"]) == {"decode_c1_tok_s": {"candidate": [[10, 12], [14]], "baseline": [[5], []]}}
+    # The second round of a boot is no third value of its arm; it tells what changes by itself.
+    assert bench.repeated_rounds(samples, "decode_c1_tok_s") == [[[10, 12], [99]]]
 
 
-def test_samples_are_kept_once_however_often_a_round_is_measured(tmp_path):
+def test_samples_are_kept_once_however_often_a_boot_is_measured(tmp_path):
     file = tmp_path / "samples.jsonl"
     assert bench.read_samples(file) == []
     bench.keep_samples(file, [sample(value=1), sample(value=2, repetition=2)])
     bench.keep_samples(file, [sample(arm="baseline", value=3)])
-    bench.keep_samples(file, [sample(number=2, value=4)])
+    bench.keep_samples(file, [sample(boot=2, value=4)])
     together = bench.keep_samples(file, [sample(value=9)])
     assert bench.read_samples(file) == together
-    assert sorted((s.arm, s.round, s.value_tok_s) for s in together) == [("baseline", 1, 3), ("candidate", 1, 9), ("candidate", 2, 4)]
+    assert sorted((s.arm, s.boot, s.value_tok_s) for s in together) == [("baseline", 1, 3), ("candidate", 1, 9), ("candidate", 2, 4)]
     assert [p.name for p in tmp_path.iterdir()] == ["samples.jsonl"]
+
+
+@pytest.mark.parametrize("text", ["{}", "not json", '{"arm": "candidate", "round": 1}'])
+def test_damaged_samples_are_one_line(tmp_path, text):
+    (tmp_path / "s.jsonl").write_text(text + "\n")
+    with pytest.raises(BadInput, match="s.jsonl: no samples of this release"):
+        bench.read_samples(tmp_path / "s.jsonl")
+
+
+def test_the_integrity_panel_names_each_check_that_failed():
+    rows = bench_tables.integrity([sample(), sample(repetition=2, void=["lag: x", "tokens: y"]), sample(repetition=3, void=["tokens: z"])])
+    sound = {row["check"]: row["sound"] for row in rows}
+    assert sound[checks.CHECKS["tokens"]] == "no, in 2 of 3" and sound[checks.CHECKS["lag"]] == "no, in 1 of 3"
+    assert [name for name, words in checks.CHECKS.items() if sound[words] == "yes"] == [n for n in checks.CHECKS if n not in ("lag", "tokens")]
+    # A run that was interrupted and went on with another start of the server says so.
+    two = bench_tables.integrity([sample(), sample(repetition=2, server_started_at_s=8.0)])
+    assert "no: interrupted between" in [row["sound"] for row in two]
+
+
+def test_latencies_by_hand():
+    one = sample(metric="decode_c2_tok_s", ttft_s=[0.5, 0.7], itl_s=[[0.1, 0.2], [0.1, 0.4]], output_tokens=[3, 3], queue_s=0.004, acceptance_length=1.5)
+    (row,) = bench_tables.latencies([one, sample(void=["error: x"])], ["decode_c2_tok_s", "decode_c1_tok_s"])
+    assert (row["TTFT, s"], row["ITL, ms"], row["queue, ms"], row["acceptance length"]) == (0.6, pytest.approx(150), pytest.approx(2), 1.5)
+    # Two tokens in 0.3 s and in 0.5 s: 6.67 and 4 tok/s. Of 0.1, 0.1, 0.2 and 0.4 s the 95th percentile lies at 0.85 of the way from 0.2 to 0.4.
+    assert row["stream, tok/s"] == pytest.approx((2 / 0.3 + 2 / 0.5) / 2) and row["p95, ms"] == pytest.approx(370)
+
+
+def test_what_a_run_must_not_be_quoted_for():
+    text = bench_tables.not_quoted_for([sample(prompt_tokens=[512])], 1, [])
+    assert "longer than 512 tokens or more than 1 streams" in text and "between boots" in text and "between rounds" in text and "degeneration" not in text
 
 
 def test_ceilings_by_hand(changed):
@@ -268,22 +408,6 @@ def test_ceilings_by_hand(changed):
     # Decode: 538,060,032 bytes a step at 1.25 x 10 GB/s: 23.23 steps a second, times the streams. Prefill: 1e12 / (2 x 30 x 3,540,096) tokens.
     assert found["decode_c1_tok_s"] == pytest.approx(12.5e9 / 538_060_032) and found["decode_c4_tok_s"] == pytest.approx(4 * found["decode_c1_tok_s"])
     assert found["prefill_128_tok_s"] == found["prefill_512_tok_s"] == pytest.approx(1e12 / 212_405_760)
-
-
-@pytest.mark.parametrize(
-    ("answer", "problems"),
-    [
-        ({"text": "Red, green and blue.", "finish_reason": "stop", "completion_tokens": 7}, []),
-        ({"text": "Red, green and", "finish_reason": "length", "completion_tokens": 24}, []),
-        ({"text": "  ", "finish_reason": "stop", "completion_tokens": 1}, ["empty"]),
-        ({"text": "Red", "finish_reason": "abort", "completion_tokens": 1}, ["finish reason abort"]),
-        ({"text": "Red", "finish_reason": "length", "completion_tokens": 20}, ["20 tokens, 24 were allowed"]),
-        ({"text": "the " * 24, "finish_reason": "length", "completion_tokens": 24}, ["one word over and over"]),
-        ({"text": "no " * 7, "finish_reason": "stop", "completion_tokens": 8}, []),
-    ],
-)
-def test_probe_problems(answer, problems):
-    assert probe_problems(answer, 24) == problems
 
 
 def test_the_processors_ceilings_are_not_a_gpus(changed):
@@ -295,6 +419,19 @@ def test_the_processors_ceilings_are_not_a_gpus(changed):
     for known in ({}, {"logical_cpus": 2}, {"isa": ["avx2"]}):
         assert ceilings.peak_flops(Inventory.model_construct(host=Host(**known))) is None
     assert ceilings.peak_flops(Inventory.model_construct(host=Host(logical_cpus=2, isa=["avx2"]))) == 2 * 5.7e9 * 32
+
+
+def test_gpus_bound_by_their_data_sheets(changed):
+    spec = memory.model_spec("smollm2-135m-instruct")
+    box = Inventory.model_construct(gpus=[Gpu(index=0, name="NVIDIA H200"), Gpu(index=1, name="NVIDIA H200"), Gpu(index=2, name="NVIDIA A100-SXM4-80GB")])
+    # Two ranks: the two fastest cards, 2 x 4,800 GB/s with the margin of a quarter, over 269,030,016 bytes of bfloat16 a step.
+    found = ceilings.by_metric(changed({"engine.device": "cuda", "engine.dtype": "bfloat16"}), spec, 1.0, 1.0, box)
+    assert found["decode_c1_tok_s"] == pytest.approx(1.25 * 9.6e12 / 269_030_016, rel=1e-3)
+    # 2 x 990 TFLOP/s, twice that for eight-bit weights, over two operations for each of 106,202,880 parameters.
+    assert found["prefill_128_tok_s"] == pytest.approx(2 * 2 * 990e12 / (2 * 106_202_880))
+    # A card that no table has: nothing is bound, and nothing void.
+    unknown = Inventory.model_construct(gpus=[*box.gpus, Gpu(index=3, name="Graphics Device")])
+    assert ceilings.by_metric(changed({"engine.device": "cuda"}), spec, 1.0, 1.0, unknown) == {}
 
 
 def test_a_box_of_which_only_outputs_were_captured_has_no_ceilings(changed):

@@ -248,8 +248,8 @@ def test_a_request_that_exactly_fills_max_model_len_is_allowed(changed):
 
 
 def test_a_probe_longer_than_the_longest_request_is_refused(changed):
-    with pytest.raises(BadInput, match="probes.output_tokens.*100000.*2048"):
-        changed({"probes.output_tokens": 100_000})
+    with pytest.raises(BadInput, match="probes.answer_tokens.*100000.*2048"):
+        changed({"probes.answer_tokens": 100_000})
 
 
 # What is wrong with the file itself. (name, content, words)

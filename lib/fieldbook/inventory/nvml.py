@@ -53,6 +53,48 @@ def read() -> Reading:
         pynvml.nvmlShutdown()
 
 
+def speeds() -> list[dict[str, Any]]:
+    """Clock, temperature, power, load and slowdowns of each GPU that answers, for looks in quick succession. Empty without NVML.
+
+    Keys: index, sm_clock_mhz, temperature_c, power_w, power_limit_w, busy_percent, slowed (names as in _SLOWDOWNS), processes; None for what is not told.
+    """
+    try:
+        import pynvml
+    except ImportError:
+        return []
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return []
+    try:
+        found = []
+        for index in range(_ask({}, "count", pynvml, pynvml.nvmlDeviceGetCount) or 0):
+            handle, why = _handle(pynvml, index)
+            if why is not None:
+                continue
+
+            def ask(name: str, *arguments: Any, of: Any = handle) -> Any:
+                return _ask({}, name, pynvml, getattr(pynvml, name, None) or (lambda *_: None), of, *arguments)
+
+            reasons, load = ask("nvmlDeviceGetCurrentClocksEventReasons"), ask("nvmlDeviceGetUtilizationRates")
+            running = ask("nvmlDeviceGetComputeRunningProcesses")
+            found.append(
+                {
+                    "index": index,
+                    "sm_clock_mhz": ask("nvmlDeviceGetClockInfo", 1),
+                    "temperature_c": ask("nvmlDeviceGetTemperature", 0),
+                    "power_w": _watts(ask("nvmlDeviceGetPowerUsage")),
+                    "power_limit_w": _watts(ask("nvmlDeviceGetEnforcedPowerLimit")),
+                    "busy_percent": load.gpu if load else None,
+                    "slowed": [name for bit, name in _SLOWDOWNS.items() if reasons & bit] if reasons is not None else [],
+                    "processes": None if running is None else len(running),
+                }
+            )
+        return found
+    finally:
+        pynvml.nvmlShutdown()
+
+
 def usage() -> list[Gpu]:
     """Index, memory in use and processes of each GPU that answers, and nothing else: cheap enough to be asked again and again. Empty without NVML."""
     try:

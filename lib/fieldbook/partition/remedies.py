@@ -64,7 +64,7 @@ def _longest(params: Params, spec: ModelSpec, gpus: Gpus | None) -> int | None:
     A shorter request takes no more blocks, so what fits is found by halving.
     """
     bench = params.benchmarks
-    least = max([*(n + 1 for n in bench.prefill_tokens), bench.decode_prompt_tokens + bench.decode_output_tokens, params.probes.output_tokens + 1])
+    least = max([*(n + 1 for n in bench.prefill_tokens), bench.decode_prompt_tokens + bench.decode_output_tokens, params.probes.trial_tokens + 1])
     low, high = 0, params.engine.max_model_len // 16
     while low < high:
         middle = (low + high + 1) // 2
@@ -76,6 +76,7 @@ def _longest(params: Params, spec: ModelSpec, gpus: Gpus | None) -> int | None:
 
 def _more_space(params: Params, spec: ModelSpec, asked_gib: int) -> tuple[str, Callable[[], Plan | None]]:
     """The least whole GiB per rank that hold one request, where the KV space is set by hand."""
+
     def with_gib(gib: int) -> Plan | None:
         return _try(params.model_copy(update={"engine": params.engine.model_copy(update={"kv_cache_gib_per_rank": gib})}), spec, None)
 

@@ -17,6 +17,15 @@ DATASHEET_GB_S = {
 }  # fmt: skip
 
 
+# Dense 16-bit tensor operations, 10^12 a second, as NVIDIA's data sheets state them without sparsity, at the higher rate where accumulation has two.
+# Boards that the maker lists no such rate for (mining cards) bear that of the full chip: a bound.
+DATASHEET_TFLOPS = {
+    r"\bB200\b": 2500, r"\bH200\b": 990, r"\bH20\b": 148, r"\bH100\b": 990, r"\bH800\b": 990, r"\bGH200\b": 990, r"\bA100\b": 312, r"\bA800\b": 312,
+    r"\bA30\b": 165, r"\bA40\b": 150, r"\bA10\b": 125, r"\bL40S\b": 362, r"\bL40\b": 181, r"\bL4\b": 121, r"\bL20\b": 120, r"\bCMP 170HX\b": 312,
+    r"\bV100\b": 130, r"\bT4\b": 65, r"RTX PRO 6000": 504, r"RTX 6000 Ada": 364, r"RTX A6000": 155, r"RTX A5000": 111, r"RTX A4000": 77,
+    r"RTX 5090": 419, r"RTX 5080": 225, r"RTX 4090": 330, r"RTX 4080": 209, r"RTX 3090 Ti": 160, r"RTX 3090": 142, r"RTX 3080": 136, r"RTX 2080 Ti": 108,
+}  # fmt: skip
+
 # Newest PCIe generation of GPUs by major and minor compute capability; all have boards with 16 lanes.
 PCIE_GENERATION = {"6.0": 3, "6.1": 3, "7.0": 3, "7.5": 3, "8.0": 4, "8.6": 4, "8.9": 4, "9.0": 5, "10.0": 5, "10.3": 6, "12.0": 5}
 
@@ -36,3 +45,8 @@ def memory_gb_s(gpu: Gpu) -> tuple[float | None, str]:
         if gpu.name and re.search(pattern, gpu.name):
             return float(listed), f"data sheet of {gpu.name}"
     return None, ""
+
+
+def tensor_tflops(gpu: Gpu) -> float | None:
+    """Dense 16-bit tensor operations in 10^12 a second by the data sheet of the GPU's name; None for a GPU that is not listed."""
+    return next((float(rate) for pattern, rate in DATASHEET_TFLOPS.items() if gpu.name and re.search(pattern, gpu.name)), None)
