@@ -126,8 +126,9 @@ def measure(station: Station, booted: Boot, arm: str, rounds: int, ceilings_tok_
     if not station.live:
         recorded = bench.read_samples(recorded_file(station, "samples.jsonl"))
         return [s for s in recorded if (s.arm, s.boot) == (arm, number) and s.round <= rounds]
-    unfinished = station.run_dir / "servers" / f"samples-{booted.name}.jsonl"
-    about = {"params": station.params.hash, "notebook": station.notebook}
+    # The station removes it when it closes: until then a rerun goes on with it.
+    unfinished = station.run_dir / "servers" / f"{station.unfinished}{booted.name}.jsonl"
+    about = {"params": station.params.hash}
     with _measured(booted), station.clock("load"):
         target = bench.of_state(booted.state)
         fresh = bench.measure(target, run, station.params.benchmarks, arm, number, rounds, ceilings_tok_s, unfinished, about, station.progress)

@@ -30,6 +30,7 @@ class Plan:
     folder: Path
     model: str
     layout: str
+    about: dict[str, Any]
     ceilings_tok_s: dict[str, float] = field(default_factory=dict)
 
 
@@ -61,26 +62,39 @@ def _of_url(arguments) -> int:
     target = bench.of_url(arguments.base_url, key, arguments.model or "")
     bench.check_lengths(asked.benchmarks, target.max_model_len)
     place = re.sub(r"[^A-Za-z0-9.]+", "-", target.url.partition("//")[2]).strip("-")
-    folder = Path(arguments.out) if arguments.out else paths.reports_dir() / "bench" / f"{place}-{_stamp()}"
-    return _measured(arguments, Plan(target, asked.benchmarks, asked.probes, folder, target.model, f"server at {target.url}"))
+    folder = _folder(arguments, paths.reports_dir() / "bench" / f"{place}-{_stamp()}")
+    about = {"url": target.url, "model": target.model, "benchmarks": asked.benchmarks.model_dump()}
+    return _measured(arguments, Plan(target, asked.benchmarks, asked.probes, folder, target.model, f"server at {target.url}", about))
 
 
 def _of_file(arguments) -> int:
     """Launch what a params file says, behind its gates, measure it and stop it."""
     params = serve.with_changes(arguments.file, arguments.changes)
     serve.prepare(params, say)
-    folder = Path(arguments.out) if arguments.out else serve.new_run_dir(params).with_name(f"bench-{_stamp()}-{os.getpid()}")
+    folder = _folder(arguments, serve.new_run_dir(params).with_name(f"bench-{_stamp()}-{os.getpid()}"))
     found = serve.preview(params, folder)
     try:
         served = serve.start(found, folder, say)
         spec, launch = memory.model_spec(params.model.name), found.launch
         limits = ceilings.of_box(params, spec, launch.box)
         name = splits.layout_name(params.parallel, launch.layers)
-        plan = Plan(bench.of_state(served.boot.state), params.benchmarks, params.probes, folder, params.model.name, name, limits)
+        # The next start has another port, and is the same server for all that.
+        about, target = {"params": params.hash}, bench.of_state(served.boot.state)
+        plan = Plan(target, params.benchmarks, params.probes, folder, params.model.name, name, about, limits)
         return _measured(arguments, plan, params.engine.max_model_len)
     finally:
         interrupts.ignore_signals()
         server.stop_all(folder)
+
+
+def _folder(arguments, otherwise: Path) -> Path:
+    """Where the measurement is kept. Raises BadInput for a folder that holds a finished one."""
+    folder = Path(arguments.out) if arguments.out else otherwise
+    if (folder / "bench.json").is_file():
+        raise BadInput(f"--out: {folder}: a finished measurement is kept there; give another folder")
+    if folder.is_file():
+        raise BadInput(f"--out: {folder}: is a file; give a folder")
+    return folder
 
 
 def _stamp() -> str:
@@ -88,15 +102,11 @@ def _stamp() -> str:
 
 
 def _measured(arguments, plan: Plan, max_model_len: int | None = None) -> int:
-    target, folder = plan.target, plan.folder
-    if (folder / "bench.json").is_file():
-        raise BadInput(f"--out: {folder}: a finished measurement is kept there; give another folder")
+    target, folder, unfinished = plan.target, plan.folder, plan.folder / "samples.unfinished.jsonl"
     folder.mkdir(parents=True, exist_ok=True)
-    about = {"url": target.url, "model": target.model, "benchmarks": plan.benchmarks.model_dump()}
     try:
         with load.client(folder / "load.log", target.api_key) as run:
-            unfinished = folder / "samples.unfinished.jsonl"
-            samples = bench.measure(target, run, plan.benchmarks, "candidate", 1, plan.benchmarks.rounds, plan.ceilings_tok_s, unfinished, about, say)
+            samples = bench.measure(target, run, plan.benchmarks, "candidate", 1, plan.benchmarks.rounds, plan.ceilings_tok_s, unfinished, plan.about, say)
         bench.write_samples(folder / "samples.jsonl", samples)
         answers, asked = [], None
         if not arguments.no_probes:
@@ -107,7 +117,9 @@ def _measured(arguments, plan: Plan, max_model_len: int | None = None) -> int:
     except (interrupts.Interrupted, FieldbookError):
         say(f"bench: what was measured is kept; the same call with --out {paths.shown(folder)} goes on with it")
         raise
-    return _told(arguments, plan, samples, answers, asked)
+    status = _told(arguments, plan, samples, answers, asked)
+    bench.forget(unfinished)
+    return status
 
 
 def _longest(target: Target) -> int:

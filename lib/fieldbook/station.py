@@ -111,6 +111,11 @@ class Station:
             if text:
                 print(text)
 
+    @property
+    def unfinished(self) -> str:
+        """How files begin that hold what this station has measured so far, in the run's servers/ folder."""
+        return f"unfinished-{self.notebook[:2]}-"
+
     def close(self, verdict: str, passed: bool = True) -> str:
         """Write the receipt and return the verdict line. Raises GateFailed after writing when `passed` is false."""
         receipt = Receipt(
@@ -128,6 +133,8 @@ class Station:
             data=self.data,
         )
         receipts.write(self.run_dir, receipt)
+        for file in (self.run_dir / "servers").glob(f"{self.unfinished}*"):
+            file.unlink()
         if not passed:
             raise GateFailed(verdict)
         return verdict

@@ -187,6 +187,7 @@ def test_other_probes_share_their_chance_of_a_false_alarm():
     assert row({**ours, "questions/en": [12, 16]}, base, "questions")["worse"]
     # Without a baseline only a probe that nothing passes fails a run.
     assert row({"questions/en": [16, 16]}, None, "questions")["worse"] and not row({"questions/en": [15, 16]}, None, "questions")["worse"]
+    assert not row({"needle/en/92%": [3, 3]}, None, "needle")["worse"] and not row({"tools/en": [2, 2]}, None, "tools")["worse"]
 
 
 def test_broken_answers_fail_a_run_whatever_the_baseline():

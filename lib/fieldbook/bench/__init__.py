@@ -3,6 +3,7 @@
 from .checks import Asked as Asked
 from .checks import void_reasons as void_reasons
 from .measuring import check_lengths as check_lengths
+from .measuring import forget as forget
 from .measuring import measure as measure
 from .measuring import points as points
 from .samples import Sample as Sample

@@ -38,7 +38,7 @@ def check_lengths(bench: Benchmarks, max_model_len: int | None) -> None:
 def arguments(target: Target, asked: Asked) -> list[str]:
     """Arguments of `vllm bench serve` for one sample: prompts as given, a fixed output length, greedy."""
     # Without a tokenizer the client asks for one token each, so the length goes with the request; special tokens are left in, so that the text can be counted.
-    body = {"max_tokens": asked.output_tokens, "min_tokens": asked.output_tokens, "skip_special_tokens": False}
+    body = {"max_tokens": asked.output_tokens, "skip_special_tokens": False}
     return [
         *("--backend", "openai", "--base-url", target.url, "--endpoint", "/v1/completions", "--model", target.model, "--skip-tokenizer-init"),
         *("--dataset-name", "custom", "--disable-shuffle", "--skip-chat-template", "--no-oversample", "--custom-output-len", str(asked.output_tokens)),
@@ -110,12 +110,12 @@ def measure(
 ) -> list[Sample]:
     """All points in full rounds, each with an uncounted warm-up of the same shape.
 
-    unfinished: file that holds every sample as soon as it is measured, and is gone once all are. Left by an interrupted measurement of the same
-    things (`about`: params, server and so on), its whole points are kept and only the rest is measured.
+    unfinished: file that holds every sample as soon as it is measured. Left by an interrupted measurement of the same things (`about`: params, server
+    and so on), its whole points are kept and only the rest is measured. `forget` it once all is done: the next measurement is a new one.
     """
     check_lengths(bench, target.max_model_len)
     salt = secrets.token_hex(4)
-    done, mark = [], unfinished.with_suffix(".about.json")
+    done, mark = [], _mark(unfinished)
     if mark.is_file() and unfinished.is_file() and json.loads(mark.read_text()) == about:
         done = read_samples(unfinished)
     files.write_json(mark, about)
@@ -133,6 +133,14 @@ def measure(
             if repetition:
                 done.append(sample)
                 write_samples(unfinished, done)
-    unfinished.unlink(missing_ok=True)
-    mark.unlink(missing_ok=True)
     return [s for s in done if (s.arm, s.boot) == (arm, boot)]
+
+
+def forget(unfinished: Path) -> None:
+    """Remove what an interrupted measurement would have gone on with."""
+    unfinished.unlink(missing_ok=True)
+    _mark(unfinished).unlink(missing_ok=True)
+
+
+def _mark(unfinished: Path) -> Path:
+    return unfinished.with_suffix(".about.json")

@@ -21,6 +21,8 @@ from .counting import bounds, more_p
 LENGTH_RATIO = 1.5
 # A run asks anew each time, and one in twenty must not fail by chance.
 MAX_P = 0.01
+# What a sound server of a weak model may fail throughout.
+ABILITIES = ("needle", "tools")
 
 
 def run(target: Target, probes: Probes, max_model_len: int, concurrency: int, arm: str, progress: Callable[[str], None]) -> tuple[list[Answer], dict[str, Any]]:
@@ -78,7 +80,7 @@ def against(ours: dict[str, Any], base: dict[str, Any] | None) -> list[dict[str,
     """One row per probe: failed, asked, bounds, the baseline's count and the p-value of Fisher's one-sided test, and whether it is worse.
 
     Degenerate samples are worse when the test says so, or when there are any and no baseline excuses them; of the other probes Holm's adjustment
-    counts all together, and without a baseline only a probe that nothing passes is one.
+    counts all together, and without a baseline only a probe that nothing passes is one, unless the model may be too weak for it.
     """
     from ..verdict import holm
 
@@ -94,7 +96,8 @@ def against(ours: dict[str, Any], base: dict[str, Any] | None) -> list[dict[str,
     adjusted = holm({row["probe"]: row["p_value"] for row in rows if row["p_value"] is not None and row["probe"] != "degeneration"})
     for row in rows:
         if row["p_value"] is None:
-            row["worse"] = row["failed"] > 0 if row["probe"] == "degeneration" else row["failed"] == row["asked"]
+            nothing = row["failed"] == row["asked"] and row["probe"] not in ABILITIES
+            row["worse"] = row["failed"] > 0 if row["probe"] == "degeneration" else nothing
         else:
             row["worse"] = adjusted.get(row["probe"], row["p_value"]) < MAX_P
         row["p_value"] = adjusted.get(row["probe"], row["p_value"])
