@@ -270,24 +270,23 @@ def measured(fake, bench_params, folder, rounds=1, limits=None, about=None, said
 def test_a_round_warms_up_each_point_and_keeps_every_repetition(changed, tmp_path):
     fake, said = FakeServer(wrong_at=(3,)), []
     samples = measured(fake, changed().benchmarks, tmp_path, limits={"decode_c4_tok_s": 15.0}, said=said)
-    # Four points, a warm-up and three repetitions each, in order, no prompt twice.
-    assert [call[:3] for call in fake.calls] == [(128, 1, 1)] * 4 + [(512, 1, 1)] * 4 + [(32, 32, 1)] * 4 + [(32, 32, 4)] * 4
+    # Four points, a warm-up and three repetitions each, in order, no prompt twice; one more for a void sample, two for a point that stays void.
+    assert [call[:3] for call in fake.calls] == [(128, 1, 1)] * 5 + [(512, 1, 1)] * 4 + [(32, 32, 1)] * 4 + [(32, 32, 4)] * 6
     texts = [text for call in fake.calls for text in call[3:]]
-    assert len(set(texts)) == len(texts) == 28 and len(said) == 16
-    assert [(s.metric, s.repetition) for s in samples] == [
-        (m, r) for m in ("prefill_128_tok_s", "prefill_512_tok_s", "decode_c1_tok_s", "decode_c4_tok_s") for r in (1, 2, 3)
-    ]
+    assert len(set(texts)) == len(texts) == 5 + 4 + 4 + 24 and len(said) == 19
+    repetitions = {"prefill_128_tok_s": 4, "prefill_512_tok_s": 3, "decode_c1_tok_s": 3, "decode_c4_tok_s": 5}
+    assert [(s.metric, s.repetition) for s in samples] == [(m, r) for m, count in repetitions.items() for r in range(1, count + 1)]
     # 128 tokens in 0.5 s; 4 events a second and stream.
-    assert [s.value_tok_s for s in samples] == [256.0] * 3 + [1024.0] * 3 + [4.0] * 3 + [16.0] * 3
+    assert [s.value_tok_s for s in samples] == [256.0] * 4 + [1024.0] * 3 + [4.0] * 3 + [16.0] * 5
     # Call 3 is the second repetition of the first point (call 1 was the warm-up); the ceiling voids all of the last point.
     assert [s.repetition for s in samples if s.metric == "prefill_128_tok_s" and s.void] == [2]
-    assert all("above the ceiling" in s.void[0] for s in samples[-3:]) and not any(s.void for s in samples[3:-3])
+    assert all("above the ceiling" in s.void[0] for s in samples[-5:]) and not any(s.void for s in samples[4:-5])
     assert samples[0].start_s == [0.0] and samples[-1].prompt_tokens == [32] * 4 and samples[0].server_started_at_s == 7.0
     # Asked for again before it is forgotten, as after an interrupt in what comes next, nothing is measured twice; afterwards all is.
-    assert measured(fake, changed().benchmarks, tmp_path) == samples and len(fake.calls) == 16
+    assert measured(fake, changed().benchmarks, tmp_path) == samples and len(fake.calls) == 19
     bench.forget(tmp_path / "unfinished.jsonl")
     assert list(tmp_path.iterdir()) == []
-    assert measured(fake, changed().benchmarks, tmp_path) != samples and len(fake.calls) == 32
+    assert measured(fake, changed().benchmarks, tmp_path) != samples and len(fake.calls) == 19 + 16
 
 
 def test_another_run_has_other_prompts(changed, tmp_path):

@@ -17,6 +17,8 @@ from .rates import decode_tok_s
 from .samples import Sample, read_samples, write_samples
 from .target import Target
 
+# A void sample is shown, and measured once more; not for ever, where something is wrong throughout.
+MORE_TRIES = 2
 Run = Callable[[list[str], list[str]], dict[str, Any]]
 
 
@@ -120,20 +122,28 @@ def measure(
         done = read_samples(unfinished)
     files.write_json(mark, about)
     for number, asked in itertools.product(range(1, rounds + 1), points(bench)):
+        place = {"arm": arm, "boot": boot, "round": number}
         mine = [s for s in done if (s.arm, s.boot, s.round, s.metric) == (arm, boot, number, asked.metric)]
-        if len(mine) == bench.repetitions:
+        if _enough(mine, bench.repetitions):
             progress(f"{arm}, round {number}: {asked.metric} was measured before the interrupt")
             continue
-        done = [s for s in done if s not in mine]
-        for repetition in range(bench.repetitions + 1):
+        done, mine = [s for s in done if s not in mine], []
+        for repetition in range(bench.repetitions + MORE_TRIES + 1):
+            if _enough(mine, bench.repetitions):
+                break
             progress(f"{arm}, round {number} of {rounds}: {asked.metric} " + (f"repetition {repetition}" if repetition else "warm-up"))
             seeds = [seed_of(salt, arm, boot, number, asked.metric, repetition, stream) for stream in range(asked.streams)]
-            place = {"arm": arm, "boot": boot, "round": number, "repetition": repetition}
-            sample = measure_point(target, run, asked, seeds, ceilings_tok_s.get(asked.metric), place)
+            sample = measure_point(target, run, asked, seeds, ceilings_tok_s.get(asked.metric), {**place, "repetition": repetition})
             if repetition:
-                done.append(sample)
-                write_samples(unfinished, done)
+                mine.append(sample)
+                write_samples(unfinished, done + mine)
+        done += mine
     return [s for s in done if (s.arm, s.boot) == (arm, boot)]
+
+
+def _enough(samples: list[Sample], repetitions: int) -> bool:
+    """Whether a point of a round has its repetitions, as many of them sound as may be had."""
+    return len(samples) >= repetitions and (sum(not s.void for s in samples) >= repetitions or len(samples) >= repetitions + MORE_TRIES)
 
 
 def forget(unfinished: Path) -> None:
