@@ -3,11 +3,12 @@
 import dataclasses
 import json
 import math
+import time
 
 import pytest
 
 from fieldbook import bench, bench_tables, ceilings, memory, paths
-from fieldbook.bench import checks, counters, measuring, prompts, rates
+from fieldbook.bench import checks, conditions, counters, measuring, prompts, rates
 from fieldbook.bench.target import Target
 from fieldbook.errors import BadInput, GateFailed
 from fieldbook.inventory.model import Gpu, Host, Inventory
@@ -145,6 +146,24 @@ def test_a_prompt_timed_alone_may_be_neither_late_nor_queued():
     assert reasons({**result, "ttfts": [0.54]}, counted, (1,), asked=asked) == []
     assert "0.060 s after" in reasons({**result, "ttfts": [0.56]}, counted, (1,), asked=asked)[0]
     assert reasons(result, {**counted, "queue_s": 0.03}, (1,), asked=asked) == ["queue: it waited 0.030 s of 0.500 s there"]
+
+
+def test_clocks_are_those_of_a_working_gpu(monkeypatch):
+    # As an H200 was seen: 345 MHz idle, then 1,485 MHz at first and 1,455 at last while its power cap held it.
+    idle = {"index": 0, "sm_clock_mhz": 345, "temperature_c": 35, "power_w": 80.1, "power_limit_w": 700.0, "busy_percent": 0, "slowed": [], "processes": 0}
+    busy = {**idle, "busy_percent": 100, "power_w": 694.7, "temperature_c": 57, "slowed": ["sw_power_cap"], "processes": 1}
+    looks = [idle, *({**busy, "sm_clock_mhz": clock} for clock in (1485, 1485, 1470, 1470, 1470, 1470, 1455, 1455)), {**idle, "temperature_c": 58}]
+    pending = iter([[look] for look in [looks[0], *looks]])
+    monkeypatch.setattr(conditions.nvml, "speeds", lambda: next(pending, []))
+    monkeypatch.setattr(conditions, "EVERY_S", 0.001)
+    with conditions.Conditions(True) as watch:
+        time.sleep(0.3)
+    (seen,) = watch.document()["gpus"]
+    assert (seen["sm_clock_mhz_start"], seen["sm_clock_mhz_end"]) == (1485, 1455) and seen["temperature_c"] == [35, 58] and seen["power_w_max"] == 694.7
+    assert seen["slowed"] == ["sw_power_cap"] and seen["processes"] == 1 and reasons(gpu=seen) == []
+    with conditions.Conditions(False) as watch:
+        pass
+    assert watch.document() == {}
 
 
 def test_up_to_one_percent_of_cached_tokens_is_allowed():

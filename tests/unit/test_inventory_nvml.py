@@ -288,3 +288,24 @@ def test_usage_is_what_the_whole_reading_says_and_asks_for_nothing_else(machine,
         monkeypatch.setattr(pynvml, name, None)
     assert [(gpu.index, gpu.memory_used_bytes, gpu.processes) for gpu in nvml.usage()] == whole and len(whole) == 2
     assert inventory.gpu_memory_used() == {0: GIB // 2, 1: GIB // 2} and inventory.gpu_memory_used(2) == {0: GIB // 2}
+
+
+def test_speeds_for_quick_looks(machine):
+    gpus = machine().gpus
+    looks = nvml.speeds()
+    assert [(look["index"], look["sm_clock_mhz"], look["temperature_c"], look["power_w"]) for look in looks] == [
+        (gpu.index, gpu.clock_sm_mhz, gpu.temperature_c, gpu.power_draw_w) for gpu in gpus
+    ]
+    assert all(look["power_limit_w"] == gpu.power_limit_w and look["slowed"] == (gpu.throttle_reasons or []) for look, gpu in zip(looks, gpus, strict=True))
+    # Power cap and heat at once: 0x4 and 0x20.
+    machine(nvmlDeviceGetCurrentClocksEventReasons=lambda handle: 0x24)
+    assert nvml.speeds()[0]["slowed"] == ["sw_power_cap", "sw_thermal_slowdown"]
+    machine(nvmlDeviceGetUtilizationRates=refused(), nvmlDeviceGetClockInfo=refused())
+    assert nvml.speeds()[0]["busy_percent"] is None and nvml.speeds()[0]["sm_clock_mhz"] is None
+
+
+def test_there_are_no_speeds_without_nvml(machine, monkeypatch):
+    machine(nvmlInit=refused(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND))
+    assert nvml.speeds() == []
+    monkeypatch.setitem(__import__("sys").modules, "pynvml", None)
+    assert nvml.speeds() == []
