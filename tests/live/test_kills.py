@@ -48,8 +48,9 @@ BOX = {
         "decode_prompt_tokens": 16,
         "decode_output_tokens": 8,
         "repetitions": 1,
+        "rounds": 1,
     },
-    "probes": {"prompts": ["Name three primary colours."], "output_tokens": 12},
+    "probes": {"trials": 1, "trial_tokens": 32, "answer_tokens": 8, "languages": ["en"], "needle_shares": []},
     "verdict": {"baseline": {"pipeline_parallel_size": 1}, "primary_metric": "decode_c2_tok_s"},
 }
 
@@ -237,7 +238,7 @@ def test_terminated_while_the_server_starts(walk):
 @needs_vllm
 def test_worker_killed_under_load(walk):
     run = walk("--from", "05")
-    run.wait_for("06 measures", lambda: "round 1: decode" in run.stderr())
+    run.wait_for("06 measures", lambda: ": decode" in run.stderr())
     run.kill("VLLM::Worker")
     status, lines = run.end()
     assert status == 1
@@ -325,5 +326,5 @@ def test_load_client_killed_between_samples(tmp_path):
         child = next(c for c in psutil.Process().children() if "fieldbook.load" in c.cmdline())
         child.kill()
         child.wait(10)
-        run(["--model", "any"])
+        run(["--model", "any"], ["a prompt"])
     assert not [c for c in psutil.Process().children() if "fieldbook.load" in c.cmdline()]

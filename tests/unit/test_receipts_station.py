@@ -281,7 +281,7 @@ def test_what_an_interrupted_station_had_measured_goes_when_it_closes(opened):
     station = opened("06_benchmarks")
     folder = station.run_dir / "servers"
     folder.mkdir(exist_ok=True)
-    for name in (f"{station.unfinished}candidate-1.jsonl", f"{station.unfinished}candidate-1.about.json", "unfinished-99-candidate-1.jsonl"):
+    for name in (f"{station.unfinished}candidate-1.jsonl", f"{station.unfinished}candidate-1.about", "unfinished-99-candidate-1.jsonl"):
         (folder / name).write_text("")
     station.close("done")
     assert [file.name for file in folder.iterdir()] == ["unfinished-99-candidate-1.jsonl"]

@@ -153,4 +153,5 @@ def forget(unfinished: Path) -> None:
 
 
 def _mark(unfinished: Path) -> Path:
-    return unfinished.with_suffix(".about.json")
+    # Not .json: what ends so in a servers/ folder is the state of one.
+    return unfinished.with_suffix(".about")
