@@ -9,7 +9,7 @@ from scipy.stats import binomtest, fisher_exact
 
 from fieldbook import probes, stated
 from fieldbook.__main__ import main
-from fieldbook.errors import BadInput
+from fieldbook.errors import BadInput, GateFailed
 from fieldbook.probes import answers as asking
 from fieldbook.probes import cases, likelihood, running
 from fieldbook.probes.counting import bounds, more_p, share_text, trials_to_see, trials_to_tell
@@ -301,3 +301,49 @@ def test_nothing_at_the_address_is_one_line(capsys):
 def test_how_many_trials_as_json(capsys):
     assert main(["bench", "--detect", "0.05", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["trials_to_see"] == 59
+
+
+class ToolServer:
+    """Answers the first request with a call of a tool (or what it is told to), the second with a text."""
+
+    url, model = "http://127.0.0.1:1", "m"
+
+    def __init__(self, calls, text="It is 18 degrees in Paris, with light rain."):
+        self.calls, self.text, self.asked = calls, text, []
+
+    def post(self, path, body, timeout_s=0):
+        self.asked.append(body)
+        if isinstance(self.calls, Exception):
+            raise self.calls
+        first = len(self.asked) == 1
+        message = {"content": None, "tool_calls": self.calls} if first else {"content": self.text}
+        choice = {"message": message, "finish_reason": "tool_calls" if first and self.calls else "stop", "token_ids": None}
+        return {"choices": [choice], "usage": {"prompt_tokens": 9, "completion_tokens": 12}}
+
+
+def call(name="get_weather", arguments='{"city": "Paris"}'):
+    return [{"id": "call-1", "type": "function", "function": {"name": name, "arguments": arguments}}]
+
+
+@pytest.mark.parametrize(
+    ("calls", "text", "failed"),
+    [
+        (call(), "It is 18 degrees in Paris, with light rain.", ""),
+        (call(), "I do not know.", "no match for 18|rain"),
+        (call("get_time"), "", "no call of the tool"),
+        ([], "", "no call of the tool"),
+        (call(arguments='{"city": "Rome"}'), "", 'called with {"city": "Rome"}'),
+        (call(arguments="{"), "", "no tool call that can be read: JSONDecodeError"),
+        (GateFailed('status 400: "auto" tool choice requires --enable-auto-tool-choice'), "", asking.NO_TOOLS),
+    ],
+)
+def test_a_tool_is_called_and_its_result_is_used(calls, text, failed):
+    case = next(case for case in cases.tools(Probes()) if case.id == "tool-weather")
+    server = ToolServer(calls, text)
+    (found,) = asking.ask_all(server, [case], Probes(), "candidate", 1, lambda _: None)
+    assert found.failed == failed and server.asked[0]["tools"][0]["function"]["name"] == "get_weather"
+    if not failed:
+        turns = server.asked[1]["messages"]
+        assert [turn["role"] for turn in turns] == ["user", "assistant", "tool"] and turns[2] == {
+            "role": "tool", "tool_call_id": "call-1", "content": "18 degrees, light rain",
+        }  # fmt: skip
