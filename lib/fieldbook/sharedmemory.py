@@ -24,11 +24,11 @@ class Shared:
         self._started_s = self._looked_s = time.monotonic()
         self._count = -1
 
-    def look(self, members: list[int] | None, leader: ProcessId | None = None) -> None:
-        """Remember what these processes, or those of a leader's session, have mapped now; seldom once the server has come up."""
+    def look(self, members: list[int] | None, leader: ProcessId | None = None, at_once: bool = False) -> None:
+        """Remember what these processes, or those of a leader's session, have mapped now; seldom once the server has come up, unless `at_once`."""
         now = time.monotonic()
         often = now - self._started_s < FIRST_S or (members is not None and len(members) != self._count)
-        if now - self._looked_s < (OFTEN_S if often else SELDOM_S):
+        if not at_once and now - self._looked_s < (OFTEN_S if often else SELDOM_S):
             return
         self._looked_s = now
         members = processes.session_members(leader) if members is None else members

@@ -100,6 +100,8 @@ def _run(state_file: Path, state: dict[str, Any], own: processes.ProcessId, scra
         elif not processes.is_alive(owner):
             reason = f"its owner (process {owner.pid}) is gone"
     returncode, kills = server.returncode, watching.oom_kills() - kills_before
+    # What it made since the last look is known only as long as one of its processes has it.
+    shared.look(processes.session_members(leader), at_once=True)
     # What has lost a process cannot end in order any more.
     processes.end_session(leader, min(state["stop_timeout_s"], CRIPPLED_S) if state["lost"] else state["stop_timeout_s"])
     # It has nothing left to guard, and would notice only at its next look.
@@ -131,6 +133,7 @@ def _guard(supervisor: processes.ProcessId, leader: processes.ProcessId, scratch
             time.sleep(POLL_S)
             # All processes of the machine are gone through only when it is time to look at the maps again.
             shared.look(None, leader)
+        shared.look(None, leader, at_once=True)
         processes.end_session(leader, 0)
         shared.remove()
         shutil.rmtree(scratch, ignore_errors=True)

@@ -2,6 +2,7 @@
 
 import http.server
 import json
+import mmap
 import os
 import signal
 import socket
@@ -13,7 +14,7 @@ import pytest
 from conftest import ROOT, python, runs, until
 from fakeserver import FAKE
 
-from fieldbook import diagnosis, onewalk, processes, secrecy, server, starting, watching
+from fieldbook import diagnosis, onewalk, processes, secrecy, server, sharedmemory, starting, watching
 from fieldbook.command import CommandLine
 from fieldbook.errors import BadInput, FieldbookError, GateFailed
 from fieldbook.logcopy import LogCopy
@@ -492,3 +493,16 @@ def test_a_walk_that_waits_can_be_interrupted(monkeypatch):
         signal.alarm(1)
         with onewalk.alone(lambda text: None):
             pass
+
+
+def test_shared_memory_made_just_before_the_end_goes_as_well():
+    shared, name = sharedmemory.Shared(), f"fieldbook-late-{os.getpid()}"
+    with open(f"/dev/shm/{name}", "wb+") as file:
+        file.truncate(4096)
+        with mmap.mmap(file.fileno(), 4096):
+            shared.look([os.getpid()])  # too soon after the look before
+            shared.remove()
+            assert name in os.listdir("/dev/shm")
+            shared.look([os.getpid()], at_once=True)
+    shared.remove()
+    assert name not in os.listdir("/dev/shm")
