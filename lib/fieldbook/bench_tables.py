@@ -94,9 +94,7 @@ def integrity(samples: list[Sample]) -> Rows:
         "queue": f"at most {1000 * max(s.queue_s / max(len(s.ttft_s), 1) for s in samples):.1f} ms a request",
         "lag": f"first tokens at most {1000 * max(lag, default=0):.0f} ms later in a sound sample",
         "load client": f"at most {max(s.client_cores for s in samples):.1%} of a core",
-        "clocks": f"{min(clocks):.0f} to {max(clocks):.0f} MHz, {min(temperatures)} to {max(temperatures)} C"
-        if clocks and temperatures
-        else "not told by this box",
+        "clocks": f"{_span(clocks)} MHz, {_span(temperatures)} C" if clocks and temperatures else "not told by this box",
         "overlap": f"up to {max(len(s.ttft_s) for s in samples)} streams",
         "ceiling": f"at most {max(ceilings):.0%} of it" if ceilings else "none is known of this box",
     }

@@ -5,7 +5,13 @@ import json
 import os
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+from pydantic import BaseModel
+
+from .errors import BadInput
+
+Row = TypeVar("Row", bound=BaseModel)
 
 
 def write_whole(path: Path, content: bytes | str, mode: int = 0o644) -> Path:
@@ -29,6 +35,21 @@ def write_whole(path: Path, content: bytes | str, mode: int = 0o644) -> Path:
 def write_json(path: Path, value: Any) -> Path:
     """Write a JSON document whole, keys in the order given."""
     return write_whole(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+
+
+def read_models(path: Path, model: type[Row], what: str) -> list[Row]:
+    """The rows of a JSON-lines file; none where there is no file. Raises BadInput, naming `what` they are, for one that is damaged or of another release."""
+    if not path.is_file():
+        return []
+    try:
+        return [model.model_validate(json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except ValueError as error:
+        raise BadInput(f"{path}: no {what} of this release ({str(error).splitlines()[0]}); measure again") from None
+
+
+def write_models(path: Path, rows: list[Row]) -> Path:
+    """Write rows as JSON lines, whole."""
+    return write_whole(path, "".join(row.model_dump_json() + "\n" for row in rows))
 
 
 def sha256_of(path: Path) -> str:

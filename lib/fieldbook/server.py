@@ -147,15 +147,25 @@ def _posted(state: dict[str, Any], path: str, body: dict[str, Any], timeout_s: f
         answer = httpx.post(url(state, path), json=body, timeout=timeout_s, headers=headers(state), trust_env=False)
     except httpx.HTTPError as error:
         raise GateFailed(f"server {state['name']} does not answer: {type(error).__name__}") from None
+    return object_of(sound(answer, f"server {state['name']}", api_key(state)), f"server {state['name']}")
+
+
+def sound(answer, who: str, key: str):
+    """An HTTP answer of status 200. Raises GateFailed for any other, with what it says but no secret; `who` names the server, `key` is the one it was sent."""
     if answer.status_code != 200:
-        said = " ".join(secrecy.scrubbed(answer.text, secrecy.secret_values())[:200].split())
-        raise GateFailed(f"server {state['name']} answered with status {answer.status_code}: {said}")
+        said = " ".join(secrecy.scrubbed(answer.text, [*secrecy.secret_values(), *filter(None, [key])])[:200].split())
+        raise GateFailed(f"{who} answered with status {answer.status_code}: {said}")
+    return answer
+
+
+def object_of(answer, who: str) -> dict[str, Any]:
+    """The JSON object that an HTTP answer holds. Raises GateFailed where it holds none."""
     try:
         document = answer.json()
     except ValueError:
         document = None
     if not isinstance(document, dict):
-        raise GateFailed(f"server {state['name']} answered with status 200 and no JSON object: {answer.text[:100]!r}")
+        raise GateFailed(f"{who} answered with status 200 and no JSON object: {answer.text[:100]!r}")
     return document
 
 

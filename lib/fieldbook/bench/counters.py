@@ -2,7 +2,7 @@
 
 import re
 import time
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 
 from ..errors import GateFailed
 from .target import Target
@@ -41,10 +41,6 @@ class Counters:
     def acceptance_length(self) -> float | None:
         """Tokens of a step that drafts: the accepted ones and the one the model gives anyway; None where nothing is drafted."""
         return 1 + self.accepted_tokens / self.drafts if self.drafts else None
-
-    def document(self) -> dict[str, float]:
-        """For receipts, times rounded to what a clock tells."""
-        return {key: round(value, 4) for key, value in asdict(self).items()}
 
 
 _NAMES = {
@@ -90,7 +86,7 @@ def read_after(target: Target, before: Counters, requests: int) -> Counters:
     return now
 
 
-def started_at_s(target: Target) -> float | None:
-    """When the server's process started, as it says (Unix time); tells one boot from another. None where it does not."""
-    found = re.search(r"^process_start_time_seconds ([-+.eE\d]+)$", target.get("/metrics"), re.MULTILINE)
+def started_at_s(metrics: str) -> float | None:
+    """When the server's process started, by the text of /metrics (Unix time); tells one boot from another. None where it does not say."""
+    found = re.search(r"^process_start_time_seconds ([-+.eE\d]+)$", metrics, re.MULTILINE)
     return float(found.group(1)) if found else None

@@ -15,7 +15,7 @@ from .checks import Asked
 from .conditions import Conditions
 from .rates import decode_tok_s
 from .samples import Sample, read_samples, write_samples
-from .target import Target
+from .target import Target, count_tokens
 
 # A void sample is shown, and measured once more; not for ever, where something is wrong throughout.
 MORE_TRIES = 2
@@ -58,11 +58,12 @@ def measure_point(target: Target, run: Run, asked: Asked, seeds: list[str], ceil
     """One sample. place: arm, boot, round and repetition. Raises GateFailed when server or client is gone; everything else makes it void."""
     count = prompts.counter(target)
     texts = [prompts.exact(count, asked.prompt_tokens, seed) for seed in seeds]
-    started_at, before = receipts.now(), counters.read(target)
+    started_at, metrics = receipts.now(), target.get("/metrics")
+    before = counters.parse(metrics)
     with Conditions(target.local) as watch:
         result = run(arguments(target, asked), texts)
     counted = counters.read_after(target, before, asked.streams).since(before)
-    spoken = [_text_tokens(target, text) for text in result["generated_texts"]]
+    spoken = [count_tokens(target, prompt=text, add_special_tokens=False) if text else 0 for text in result["generated_texts"]]
     if asked.is_prefill:
         value = asked.prompt_tokens / result["ttfts"][0] if result["ttfts"][0] > 0 else 0.0
     else:
@@ -73,7 +74,7 @@ def measure_point(target: Target, run: Run, asked: Asked, seeds: list[str], ceil
         metric=asked.metric,
         seed=seeds[0].rpartition("/")[0],
         started_at=started_at,
-        server_started_at_s=counters.started_at_s(target),
+        server_started_at_s=counters.started_at_s(metrics),
         value_tok_s=value,
         ttft_s=result["ttfts"],
         itl_s=result["itls"],
@@ -92,10 +93,6 @@ def measure_point(target: Target, run: Run, asked: Asked, seeds: list[str], ceil
         ceiling_tok_s=ceiling_tok_s,
         void=checks.void_reasons(asked, result, counted, spoken, conditions, value, ceiling_tok_s),
     )  # fmt: skip
-
-
-def _text_tokens(target: Target, text: str) -> int:
-    return target.post("/tokenize", {"model": target.model, "prompt": text, "add_special_tokens": False})["count"] if text else 0
 
 
 def measure(

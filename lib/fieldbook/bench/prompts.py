@@ -4,7 +4,7 @@ import random
 from collections.abc import Callable
 
 from ..errors import GateFailed
-from .target import Target
+from .target import Target, count_tokens
 
 # Everyday words, nearly all one token in every vocabulary with a space before them.
 _TEXT = (
@@ -31,13 +31,7 @@ ATTEMPTS = 24
 def counter(target: Target) -> Callable[[str], int]:
     """Tokens of a prompt as the server itself counts them, what it puts before a prompt included. Raises GateFailed where it does not tell."""
 
-    def count(text: str) -> int:
-        answer = target.post("/tokenize", {"model": target.model, "prompt": text})
-        if not isinstance(answer.get("count"), int):
-            raise GateFailed(f"{target.url}/tokenize gives no count")
-        return answer["count"]
-
-    return count
+    return lambda text: count_tokens(target, prompt=text)
 
 
 def exact(count: Callable[[str], int], tokens: int, seed: str) -> str:

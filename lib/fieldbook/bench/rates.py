@@ -1,7 +1,6 @@
 """Rates and latencies out of a client's raw times. All times in seconds, one entry per stream."""
 
 import itertools
-import statistics
 
 
 def decode_tok_s(start_s: list[float], ttft_s: list[float], itl_s: list[list[float]], output_tokens: list[int]) -> float:
@@ -43,8 +42,3 @@ def percentile(values: list[float], share: float) -> float:
     low = int(place)
     high = min(low + 1, len(ordered) - 1)
     return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
-
-
-def median(values: list[float]) -> float:
-    """The median. Raises StatisticsError for none."""
-    return statistics.median(values)

@@ -1,6 +1,5 @@
 """Samples: one measured repetition of one point each, raw times and all, kept as JSON lines so that others can redo the statistics."""
 
-import json
 import statistics
 from pathlib import Path
 from typing import Any
@@ -8,7 +7,6 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from .. import files
-from ..errors import BadInput
 
 
 class Sample(BaseModel):
@@ -44,11 +42,6 @@ class Sample(BaseModel):
     conditions: dict[str, Any]
     ceiling_tok_s: float | None
     void: list[str]
-
-    @property
-    def key(self) -> tuple[str, int, int, str, int]:
-        """What tells it from every other sample of a run."""
-        return self.arm, self.boot, self.round, self.metric, self.repetition
 
 
 def values(samples: list[Sample], arm: str, metric: str, boot: int | None = None, round_number: int | None = None) -> list[float]:
@@ -90,12 +83,7 @@ def summary_rows(samples: list[Sample], metrics: list[str]) -> list[dict[str, An
 
 def read_samples(file: Path) -> list[Sample]:
     """Samples of a JSON-lines file; none where there is no file. Raises BadInput for one that is damaged or older than this release."""
-    if not file.is_file():
-        return []
-    try:
-        return [Sample.model_validate(json.loads(line)) for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except ValueError as error:
-        raise BadInput(f"{file}: no samples of this release ({str(error).splitlines()[0]}); measure again") from None
+    return files.read_models(file, Sample, "samples")
 
 
 def keep_samples(file: Path, fresh: list[Sample]) -> list[Sample]:
@@ -108,4 +96,4 @@ def keep_samples(file: Path, fresh: list[Sample]) -> list[Sample]:
 
 def write_samples(file: Path, samples: list[Sample]) -> None:
     """A JSON-lines file of these samples, written whole."""
-    files.write_whole(file, "".join(s.model_dump_json() + "\n" for s in samples))
+    files.write_models(file, samples)

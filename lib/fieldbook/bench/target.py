@@ -1,10 +1,11 @@
 """A server to be measured: one that Fieldbook launched, or any vLLM server that is already up."""
 
+import json
 import re
 from dataclasses import dataclass, field
 from typing import Any
 
-from .. import secrecy, server
+from .. import server
 from ..errors import BadInput, GateFailed
 
 TIMEOUT_S = 30.0
@@ -35,14 +36,7 @@ class Target:
 
     def post(self, path: str, body: dict[str, Any], timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
         """JSON object of a POST. Raises GateFailed for anything but status 200 with a JSON object."""
-        answer = self._asked("POST", path, body, timeout_s)
-        try:
-            document = answer.json()
-        except ValueError:
-            document = None
-        if not isinstance(document, dict):
-            raise GateFailed(f"{self.url}{path} answered with status 200 and no JSON object: {answer.text[:100]!r}")
-        return document
+        return server.object_of(self._asked("POST", path, body, timeout_s), self.url + path)
 
     def _asked(self, method: str, path: str, body: Any, timeout_s: float):
         import httpx
@@ -52,10 +46,7 @@ class Target:
             answer = httpx.request(method, self.url + path, json=body, timeout=timeout_s, headers=self.headers, trust_env=False)
         except httpx.HTTPError as error:
             raise GateFailed(f"{self.url} does not answer: {type(error).__name__}") from None
-        if answer.status_code != 200:
-            said = " ".join(secrecy.scrubbed(answer.text, [*secrecy.secret_values(), *filter(None, [self.api_key])])[:200].split())
-            raise GateFailed(f"{self.url}{path} answered with status {answer.status_code}: {said}")
-        return answer
+        return server.sound(answer, self.url + path, self.api_key)
 
 
 def of_state(state: dict[str, Any]) -> Target:
@@ -70,9 +61,9 @@ def of_url(base_url: str, api_key: str = "", model: str = "") -> Target:
         raise BadInput("--base-url: expected http://HOST:PORT, without a key or a query in it")
     asked = Target(url, model, api_key)
     try:
-        served = _json(asked.get("/v1/models"))["data"]
+        served = json.loads(asked.get("/v1/models"))["data"]
         names = {entry["id"]: entry.get("max_model_len") for entry in served}
-    except (KeyError, TypeError):
+    except (ValueError, KeyError, TypeError):
         raise GateFailed(f"{url}/v1/models does not list models as vLLM does") from None
     if model and model not in names:
         raise BadInput(f"--model: {model} is not served at {url}, which has {', '.join(names)}")
@@ -82,10 +73,9 @@ def of_url(base_url: str, api_key: str = "", model: str = "") -> Target:
     return Target(url, name, api_key, names[name])
 
 
-def _json(text: str) -> Any:
-    import json
-
-    try:
-        return json.loads(text)
-    except ValueError:
-        return None
+def count_tokens(target: Target, **asked: Any) -> int:
+    """Tokens of `prompt=TEXT` or `messages=CHAT` as the server itself counts them (/tokenize). Raises GateFailed where it does not tell."""
+    count = target.post("/tokenize", {"model": target.model, **asked}).get("count")
+    if not isinstance(count, int):
+        raise GateFailed(f"{target.url}/tokenize gives no count")
+    return count

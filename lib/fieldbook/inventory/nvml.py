@@ -1,6 +1,6 @@
 """The GPUs of this machine through NVML (nvidia-ml-py), without CUDA, torch or vLLM."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -58,61 +58,53 @@ def speeds() -> list[dict[str, Any]]:
 
     Keys: index, sm_clock_mhz, temperature_c, power_w, power_limit_w, busy_percent, slowed (names as in _SLOWDOWNS), processes; None for what is not told.
     """
-    try:
-        import pynvml
-    except ImportError:
-        return []
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return []
-    try:
-        found = []
-        for index in range(_ask({}, "count", pynvml, pynvml.nvmlDeviceGetCount) or 0):
-            handle, why = _handle(pynvml, index)
-            if why is not None:
-                continue
+    found = []
+    for pynvml, index, handle in _answering():
 
-            def ask(name: str, *arguments: Any, of: Any = handle) -> Any:
-                return _ask({}, name, pynvml, getattr(pynvml, name, None) or (lambda *_: None), of, *arguments)
+        def ask(name: str, *arguments: Any, library: Any = pynvml, of: Any = handle) -> Any:
+            return _ask({}, name, library, getattr(library, name, None) or (lambda *_: None), of, *arguments)
 
-            reasons, load = ask("nvmlDeviceGetCurrentClocksEventReasons"), ask("nvmlDeviceGetUtilizationRates")
-            running = ask("nvmlDeviceGetComputeRunningProcesses")
-            found.append(
-                {
-                    "index": index,
-                    "sm_clock_mhz": ask("nvmlDeviceGetClockInfo", 1),
-                    "temperature_c": ask("nvmlDeviceGetTemperature", 0),
-                    "power_w": _watts(ask("nvmlDeviceGetPowerUsage")),
-                    "power_limit_w": _watts(ask("nvmlDeviceGetEnforcedPowerLimit")),
-                    "busy_percent": load.gpu if load else None,
-                    "slowed": [name for bit, name in _SLOWDOWNS.items() if reasons & bit] if reasons is not None else [],
-                    "processes": None if running is None else len(running),
-                }
-            )
-        return found
-    finally:
-        pynvml.nvmlShutdown()
+        reasons, load = ask("nvmlDeviceGetCurrentClocksEventReasons"), ask("nvmlDeviceGetUtilizationRates")
+        running = ask("nvmlDeviceGetComputeRunningProcesses")
+        found.append(
+            {
+                "index": index,
+                "sm_clock_mhz": ask("nvmlDeviceGetClockInfo", 1),
+                "temperature_c": ask("nvmlDeviceGetTemperature", 0),
+                "power_w": _watts(ask("nvmlDeviceGetPowerUsage")),
+                "power_limit_w": _watts(ask("nvmlDeviceGetEnforcedPowerLimit")),
+                "busy_percent": load.gpu if load else None,
+                "slowed": [name for bit, name in _SLOWDOWNS.items() if reasons & bit] if reasons is not None else [],
+                "processes": None if running is None else len(running),
+            }
+        )
+    return found
 
 
 def usage() -> list[Gpu]:
     """Index, memory in use and processes of each GPU that answers, and nothing else: cheap enough to be asked again and again. Empty without NVML."""
+    found = []
+    for pynvml, index, handle in _answering():
+        used, running = _memory(pynvml, handle, {})[2], _ask({}, "processes", pynvml, pynvml.nvmlDeviceGetComputeRunningProcesses, handle)
+        found.append(Gpu(index=index, memory_used_bytes=used, processes=_processes(running)))
+    return found
+
+
+def _answering() -> Iterator[tuple[Any, int, Any]]:
+    """(pynvml, index, handle) of each GPU that answers; none without NVML, which is open as long as they are gone through."""
     try:
         import pynvml
     except ImportError:
-        return []
+        return
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
-        return []
+        return
     try:
-        found = []
         for index in range(_ask({}, "count", pynvml, pynvml.nvmlDeviceGetCount) or 0):
             handle, why = _handle(pynvml, index)
             if why is None:
-                used, running = _memory(pynvml, handle, {})[2], _ask({}, "processes", pynvml, pynvml.nvmlDeviceGetComputeRunningProcesses, handle)
-                found.append(Gpu(index=index, memory_used_bytes=used, processes=_processes(running)))
-        return found
+                yield pynvml, index, handle
     finally:
         pynvml.nvmlShutdown()
 

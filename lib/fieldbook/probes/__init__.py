@@ -11,7 +11,6 @@ from .counting import more_p as more_p
 from .counting import share_text as share_text
 from .counting import trials_to_see as trials_to_see
 from .counting import trials_to_tell as trials_to_tell
-from .degeneration import as_document as as_document
 from .degeneration import judge as judge
 from .running import against as against
 from .running import by_probe as by_probe

@@ -6,18 +6,20 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
 from .. import files
 from ..bench.target import Target
-from ..errors import BadInput, GateFailed
+from ..errors import GateFailed
 from ..schema import Probes
 from .cases import Case
 from .degeneration import judge
 
 TIMEOUT_S = 600.0
 NO_TOOLS = "the server takes no tools"
+NOTHING = {"text": "", "finish_reason": "", "prompt_tokens": 0, "completion_tokens": 0}
 
 
 class Answer(BaseModel):
@@ -59,7 +61,6 @@ def _body(target: Target, case: Case, probes: Probes) -> dict:
 
 
 def _answer(target: Target, case: Case, probes: Probes, arm: str, concurrency: int, messages: list | None = None) -> Answer:
-    about = {"arm": arm, "probe": case.probe, "case": case.id, "language": case.language, "concurrency": concurrency}
     start = time.monotonic()
     try:
         document = target.post("/v1/chat/completions", _body(target, case, probes) | ({"messages": messages} if messages else {}), TIMEOUT_S)
@@ -72,9 +73,13 @@ def _answer(target: Target, case: Case, probes: Probes, arm: str, concurrency: i
         # A server that answers nothing any more is no property of a model's answers.
         target.get("/health", 30)
         why = str(error) if isinstance(error, GateFailed) else f"no {error} where a chat completion has it"
-        found = {"text": "", "finish_reason": "", "prompt_tokens": 0, "completion_tokens": 0}
-        problems = [f"no answer: {why}"]
+        found, problems = NOTHING, [f"no answer: {why}"]
     failed = problems[0] if problems else failure(case, found["text"], found["finish_reason"])
+    return _as_answer(case, arm, concurrency, start, failed, problems, found)
+
+
+def _as_answer(case: Case, arm: str, concurrency: int, start: float, failed: str, problems: list[str], found: dict[str, Any]) -> Answer:
+    about = {"arm": arm, "probe": case.probe, "case": case.id, "language": case.language, "concurrency": concurrency}
     return Answer(**about, **found, elapsed_s=round(time.monotonic() - start, 3), problems=problems, failed=failed)
 
 
@@ -112,14 +117,13 @@ def failure(case: Case, text: str, finish_reason: str) -> str:
 
 def _round_trip(target: Target, case: Case, probes: Probes, arm: str, concurrency: int) -> Answer:
     """Ask with a tool, give the tool's result back, look at the answer."""
-    tool, about = case.tool, {"arm": arm, "probe": case.probe, "case": case.id, "language": case.language, "concurrency": concurrency}
+    tool = case.tool
     parameters = {"type": "object", "properties": {tool["argument"]: {"type": "string"}}, "required": [tool["argument"]]}
     offered = [{"type": "function", "function": {"name": tool["function"], "description": f"Tells the {tool['function'][4:]}.", "parameters": parameters}}]
     start = time.monotonic()
 
     def none(failed: str) -> Answer:
-        nothing = {"text": "", "finish_reason": "", "prompt_tokens": 0, "completion_tokens": 0}
-        return Answer(**about, **nothing, elapsed_s=round(time.monotonic() - start, 3), problems=[], failed=failed)
+        return _as_answer(case, arm, concurrency, start, failed, [], NOTHING)
 
     try:
         document = target.post("/v1/chat/completions", _body(target, case, probes) | {"tools": offered}, TIMEOUT_S)
@@ -141,16 +145,10 @@ def _round_trip(target: Target, case: Case, probes: Probes, arm: str, concurrenc
 
 def read_answers(file: Path) -> list[Answer]:
     """Answers of a JSON-lines file; none where there is no file. Raises BadInput for one that is damaged."""
-    if not file.is_file():
-        return []
-    try:
-        return [Answer.model_validate(json.loads(line)) for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except ValueError as error:
-        raise BadInput(f"{file}: no answers of this release ({str(error).splitlines()[0]}); measure again") from None
+    return files.read_models(file, Answer, "answers")
 
 
 def keep_answers(file: Path, fresh: list[Answer]) -> None:
     """Add answers to a JSON-lines file, in place of those of the same arms. Written whole."""
     redone = {answer.arm for answer in fresh}
-    together = [answer for answer in read_answers(file) if answer.arm not in redone] + fresh
-    files.write_whole(file, "".join(answer.model_dump_json() + "\n" for answer in together))
+    files.write_models(file, [answer for answer in read_answers(file) if answer.arm not in redone] + fresh)

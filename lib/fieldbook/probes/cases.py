@@ -9,8 +9,7 @@ from typing import Any
 import yaml
 
 from ..bench.prompts import WORDS
-from ..bench.target import Target
-from ..errors import GateFailed
+from ..bench.target import Target, count_tokens
 from ..schema import Probes
 
 PROBES = ("degeneration", "identity", "short", "questions", "needle", "tools")
@@ -94,14 +93,6 @@ def needles(probes: Probes, target: Target, max_model_len: int, salt: str) -> li
     return found
 
 
-def chat_tokens(target: Target, messages: list[dict[str, Any]]) -> int:
-    """Tokens of a chat as the server counts them. Raises GateFailed where it does not tell."""
-    count = target.post("/tokenize", {"model": target.model, "messages": messages}).get("count")
-    if not isinstance(count, int):
-        raise GateFailed(f"{target.url}/tokenize gives no count of a chat")
-    return count
-
-
 def _filler(target: Target, entry: dict[str, Any], room: int, seed: str) -> list[str]:
     """Sentences of no meaning that fill a chat with this fact and question up to so many tokens."""
     draw = random.Random(seed)
@@ -109,7 +100,7 @@ def _filler(target: Target, entry: dict[str, Any], room: int, seed: str) -> list
     few, many = 0, len(sentences)
     while few < many:
         middle = (few + many + 1) // 2
-        fits = chat_tokens(target, _user(" ".join([*sentences[:middle], entry["fact"], entry["user"]]))) <= room
+        fits = count_tokens(target, messages=_user(" ".join([*sentences[:middle], entry["fact"], entry["user"]]))) <= room
         few, many = (middle, many) if fits else (few, middle - 1)
     return sentences[:few]
 

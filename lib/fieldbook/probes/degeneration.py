@@ -10,7 +10,7 @@ import re
 import unicodedata
 import zlib
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from .wording import CJK, broken_grammar, is_form, is_prose, script_changes, special_tokens, stray_signs
@@ -120,10 +120,10 @@ def tail_loop(text: str, counted: bool = False) -> Loop | None:
     """
     text = re.sub(r"(?<=\S)(?:\.{3,6}|…{1,3})\s*$", "", text)
     spans = [span for match in _TOKEN.finditer(text) for span in _pieces(*match.span())]
+    tokens = [text[a:b].lower() for a, b in spans]
     best = None
     for dropped in range(min(2, len(spans))):
         end = len(spans) - dropped
-        tokens = [text[a:b].lower() for a, b in spans]
         agree = _agreement(tokens[:end][::-1])
         for period in range(1, end // 2 + 1):
             length = period + agree[period]
@@ -212,8 +212,3 @@ def said_often(text: str, n: int = 8) -> tuple[float, int, float]:
     share = min(sum(covered) / max(len(covered), 1), sum(last) / max(len(last), 1))
     whole = sum(len(line.strip()) for line in text.splitlines())
     return share, len(tokens), sum(len(line.strip()) for line in lines) / max(whole, 1)
-
-
-def as_document(judgement: Judgement) -> dict[str, Any]:
-    """For --json: {"degenerate", "reason", "loops", "scores"}."""
-    return asdict(judgement)
