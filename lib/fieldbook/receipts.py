@@ -6,7 +6,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from . import __version__, files
 from .errors import BadInput
@@ -34,6 +34,7 @@ class Figure(BaseModel):
     source: str
     label: str
     headline: bool = False
+    disagrees: str = Field("", description="what its own inputs give, where that is another figure; empty where it agrees or nothing can be recomputed")
 
 
 class Receipt(BaseModel):
