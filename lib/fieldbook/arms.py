@@ -7,14 +7,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from . import bench, bootlog, files, gates, models, paths, probes, server, starting
+from . import bench, bootlog, files, gates, memory, models, paths, probes, server, starting
 from .bench import Sample
 from .bootlog import BootLog
 from .errors import BadInput, GateFailed
 from .inventory import Inventory
-from .params import Baseline, Parallel, Params
+from .params import Baseline, Parallel, Params, metric_label
 from .probes import Answer
 from .receipts import Receipt
+from .reported import arms as reported_arms
 from .splits import layout_name as layout_name  # the notebooks ask for it here
 from .station import Station
 
@@ -79,6 +80,8 @@ def boot(station: Station, name: str, arm: Parallel | Baseline, layers_per_stage
 
     Raises GateFailed with the root error when it does not start.
     """
+    if station.report:
+        return Boot(name, reported_arms.boot_log(station.report, name.partition("-")[0]), None, [], None)
     if not station.live:
         text = recorded_file(station, f"boot-{name.partition('-')[0]}.log").read_text()
         return Boot(name, bootlog.parse(text), None, [], None)
@@ -121,7 +124,9 @@ def _state_file(station: Station, receipt: Receipt) -> Path | None:
 
 
 def measure(station: Station, booted: Boot, arm: str, rounds: int, ceilings_tok_s: dict[str, float], run: Callable | None) -> list[Sample]:
-    """All points in full rounds on one boot; for a recorded box the recorded samples of that arm and boot."""
+    """All points in full rounds on one boot; for a recorded box the recorded samples of that arm and boot, none of a report."""
+    if station.report:
+        return []
     number = int(booted.name.rpartition("-")[2])
     if not station.live:
         recorded = bench.read_samples(recorded_file(station, "samples.jsonl"))
@@ -153,12 +158,16 @@ def _measured(booted: Boot) -> Iterator[None]:
 
 def first_boot(station: Station) -> list[Sample]:
     """The candidate's samples of notebook 06."""
+    if station.report:
+        return []
     file = station.run_dir / "samples.jsonl" if station.live else recorded_file(station, "samples.jsonl")
     return [s for s in bench.read_samples(file) if (s.arm, s.boot) == ("candidate", 1)]
 
 
 def probe(station: Station, booted: Boot, arm: str) -> tuple[list[Answer], dict[str, Any]]:
     """Ask all probes; for a recorded box the recorded answers. Returns (answers, what probes.summary tells of them)."""
+    if station.report:
+        return [], reported_arms.told(station.report, arm)
     if not station.live:
         answers = [a for a in probes.read_answers(recorded_file(station, "answers.jsonl")) if a.arm == arm]
         return answers, probes.summary(answers, json.loads(recorded_file(station, "readings.json").read_text())[arm])
@@ -170,6 +179,47 @@ def probe(station: Station, booted: Boot, arm: str) -> tuple[list[Answer], dict[
     files.write_json(file, (json.loads(file.read_text()) if file.is_file() else {}) | {arm: read})
     station.progress("")
     return answers, probes.summary(answers, read)
+
+
+def pool_of(station: Station, arm: Parallel | Baseline, layers_per_stage: tuple[int, ...]) -> tuple[memory.Pool | None, str]:
+    """(ledger of an arm of the box, why there is none: nothing tells the memory of its cards). Raises BadInput where it is known and does not fit."""
+    spec = memory.model_spec(station.params.model.name)
+    found, why_none, unknown = gates.pool_of(station.params, arm, spec, layers_per_stage, station.gpus())
+    if found is None and not unknown:
+        raise BadInput(why_none)
+    return found, "its pool is not computed, since nothing tells the memory of the cards" if unknown else ""
+
+
+def without_samples(station: Station) -> str:
+    """What to say where no single sample is there to be shown."""
+    return f"{station.report.name} gives no single values" if station.report else "no sample is sound"
+
+
+def probe_baseline(station: Station) -> tuple[dict[str, Any] | None, str]:
+    """(what the probes are compared with, words about it): the model's own baseline, of a report what it says of its other arm."""
+    if station.report:
+        told = reported_arms.told(station.report, "baseline")
+        return (told, f"Baseline: {station.report.name}'s other arm.") if told["counts"] else (None, f"{station.report.name} gives no count of answers.")
+    found, why_none = probes.read_baseline(station.params.model.name, station.params.probes)
+    return found, (f"Baseline: {found['layout']}, {found['made_at'][:10]}. " if found else "") + why_none
+
+
+def summary(station: Station, samples: list[Sample], metrics: list[str]) -> list[dict[str, Any]]:
+    """One row per metric of the candidate: what the samples say, or a report."""
+    return reported_arms.summary(station.report, "candidate", metrics) if station.report else bench.summary_rows(samples, metrics)
+
+
+def record_speeds(station: Station, rows: list[dict[str, Any]], rounds: int) -> list[str]:
+    """Keep the speed of each metric as a figure; returns the metrics that should have one and do not: a report need not tell all."""
+    for row in rows:
+        metric = row["metric"]
+        if station.report:
+            found = reported_arms.speed(station.report, "candidate", metric)
+        else:
+            found = (round(row["median"], 2), f"median of {row['samples']} samples of {rounds} rounds in samples.jsonl") if row["median"] is not None else None
+        if found:
+            station.figure(metric, found[0], "tok/s", evidence(station), found[1], metric_label(metric))
+    return [] if station.report else [row["metric"] for row in rows if row["metric"] not in station.figures]
 
 
 def ceilings_tok_s(inventory_receipt: Receipt) -> dict[str, float]:

@@ -351,6 +351,13 @@ def what_if(params: Params, spec: ModelSpec, split: tuple[int, ...] | list[int],
     return rows
 
 
+def beside(pool: memory.Pool | None, name: str, params: Params) -> str:
+    """The pool of the other arm for the verdict line, with what is wrong with it."""
+    if pool is None:
+        return f"that of {name} is not computed: memory unknown"
+    return f"{pool.pool_tokens:,} at {name}{shortfall(pool, params)}"
+
+
 def shortfall(pool: memory.Pool, params: Params) -> str:
     """What to say behind a pool that is too small for the longest request; empty where it is not."""
     if pool.holds_longest_request:
@@ -363,7 +370,7 @@ def _layouts(params: Params, spec: ModelSpec, stages: int, gpus: Gpus | None) ->
     tp, heads = params.parallel.tensor_parallel_size, memory.heads(spec)[0]
     if params.engine.kv_cache_gib_per_rank is not None:
         found = [(tp, n) for n in (1, 2, 4) if n <= spec.num_hidden_layers]
-    elif gpus is not None:
+    elif gpus is not None and any(gpus.total_bytes):
         ranks = tp * stages
         found = [(n, ranks // n) for n in range(1, ranks + 1) if ranks % n == 0 and heads % n == 0 and ranks // n <= spec.num_hidden_layers]
     else:

@@ -15,6 +15,9 @@ STATIONS = (
     "07_verdict",
 )
 
+# What a published field report states, in its folder under data/reports.
+REPORTED_FIGURES = "figures.csv"
+
 
 def root() -> Path:
     """The checkout: FIELDBOOK_ROOT, else the one this package was installed from, else the first parent that looks like one.
@@ -62,8 +65,8 @@ def recorded_dir(report_name: str) -> Path:
 
 
 def only_captured(box_name: str) -> bool:
-    """Whether a recorded box is known by its captured outputs alone: no server ran there, so there is nothing of a run to show or to check."""
-    return not recorded_dir(box_name).is_dir()
+    """Whether nothing of a run on a recorded box is here to show or to check: only its outputs were captured, or a report states what it is."""
+    return not recorded_dir(box_name).is_dir() or (recorded_dir(box_name) / REPORTED_FIGURES).is_file()
 
 
 def model_config_dir(model_name: str) -> Path:

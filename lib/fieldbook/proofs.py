@@ -36,13 +36,18 @@ def _tree(station: Station) -> Path:
 
 
 def states(station: Station) -> Rows:
-    """States of the known defects in the vLLM that the box is served with; for a recorded box as they were before its patches."""
+    """States of the known defects in the vLLM that the box is served with; for a recorded box as they were before its patches.
+
+    Of a report's box, those of the stock release that its params name: its own tree was not published.
+    """
+    if station.report:
+        return patches.stock_rows(station.params)
     return patches.rows_of_box(station.params) if station.live else _recorded(station)["status"]
 
 
 def states_after(station: Station) -> Rows:
-    """The same after patching."""
-    return states(station) if station.live else _recorded(station)["after"]
+    """The same after patching; for a report's box nothing was patched."""
+    return states(station) if station.live or station.report else _recorded(station)["after"]
 
 
 def to_mend(rows: Rows, station: Station) -> list[str]:
@@ -52,7 +57,7 @@ def to_mend(rows: Rows, station: Station) -> list[str]:
 
 def diff(station: Station, wanted: list[str]) -> str:
     """Unified diff of these mends, '' where there is nothing to change."""
-    if not wanted:
+    if not wanted or station.report:
         return ""
     return patches.diff(_tree(station), *wanted) if station.live else _recorded(station)["diff"]
 
@@ -101,6 +106,8 @@ def live_in(params: Params, booted: arms.Boot, arm: Ranks, rows: Rows) -> Rows:
 
 def live_now(station: Station, booted: arms.Boot, arm: Ranks) -> Rows:
     """live_in for a notebook's server; of a recorded box what its mended server said then."""
+    if station.report:
+        return []
     return live_in(station.params, booted, arm, states_after(station)) if station.live else _recorded(station)["live"]
 
 
@@ -111,6 +118,8 @@ def prove(station: Station, wanted: list[str], arm: Parallel, layers_per_stage: 
     The tree is mended when this returns. Raises GateFailed when the mended server does not answer, when a stock one dies of something else, or when a rank
     does not run a mend: then it lies in a file that the active path never loads.
     """
+    if station.report:
+        return Proof([], [])
     if not station.live:
         recorded = _recorded(station)
         return Proof(recorded["proof"], recorded["live"])
@@ -135,3 +144,24 @@ def prove(station: Station, wanted: list[str], arm: Parallel, layers_per_stage: 
     if not row["answers"]:
         raise GateFailed(f"{', '.join(wanted)}: the mended server still fails: {row['evidence']}")
     return Proof([*answers, {"defect": ", ".join(wanted), "code": "mended", **row}], live)
+
+
+def why_not(station: Station, rows: Rows) -> str:
+    """What stands against serving with these states, '' where nothing does, or where the box is a report's: nothing is served there."""
+    return "" if station.report else patches.why_unmended(rows)
+
+
+def found_line(station: Station, met: Rows, wanted: list[str], proof: Proof) -> str:
+    """The verdict of the patch station in one line: what was met, what is mended, and what proves it."""
+    names = ", ".join(wanted)
+    if station.report:
+        there = [row["id"] for row in met if row["state"] == "present"]
+        left = [name for name in there if name not in wanted]
+        line = f"stock vLLM {station.params.engine.vllm_release} has {len(there)} of the {len(met)} known defects that concern this box"
+        return f"{line}: Fieldbook mends {names or 'none'}" + (f", not {', '.join(left)}" if left else "")
+    died = any(row["code"] == "stock" and row["answers"] is False for row in proof.answers)
+    alive = [row["defect"] for row in proof.answers if row["code"] == "stock" and row["answers"]]
+    line = f"{len(met)} known defect(s) met: {names or 'none to mend'}"
+    line += "; stock dies on the first request, mended answers" if died else ""
+    line += f"; stock did not fail with {', '.join(alive)}" if alive else ""
+    return line + (f"; live in all {len({row['rank'] for row in proof.live})} ranks" if proof.live else "")

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from . import files, paths, processes, receipts
+from . import files, paths, processes, receipts, reported
 from . import params as params_module
 from .budget import Gpus, LoggedTerms
 from .errors import BadInput, GateFailed
@@ -38,6 +38,11 @@ class Station:
     def live(self) -> bool:
         """True when things are read, launched and measured on this machine."""
         return self.params.box.kind == "live"
+
+    @property
+    def report(self) -> reported.Report | None:
+        """The published report that a recorded box is known by; None for a live box and for a recorded run."""
+        return None if self.live else reported.read(self.params.box.name)
 
     def figure(self, key: str, value: Any, unit: str, evidence: Evidence, source: str, label: str, headline: bool = False) -> Figure | None:
         """Record a figure under its key and return it. A value that is unknown (None) is no figure."""

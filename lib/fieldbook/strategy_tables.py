@@ -8,6 +8,7 @@ from . import partition, paths
 from .errors import BadInput
 from .params import Params
 from .partition_tables import name
+from .schema import Ranks
 from .spec import ModelSpec
 from .strategy import (
     WORKLOADS,
@@ -87,6 +88,12 @@ def needs(outcomes: list[Outcome]) -> Rows:
     return [{"need": name_, "else": why} for name_, why in found.items()]
 
 
+def needs_list(outcomes: list[Outcome]) -> str:
+    """The same as a list in Markdown, '' where stock vLLM runs all layouts as they are."""
+    rows = [f"- *{row['need']}*: without it, {row['else']}" for row in needs(outcomes)]
+    return "What they need besides:\n\n" + "\n".join(rows) if rows else ""
+
+
 def slowest(s: Strategy, fabric: Fabric) -> str | None:
     """The slowest link that a strategy sends over, with its rate."""
     placed = place(s, fabric)
@@ -107,6 +114,50 @@ def links_text(outcomes: list[Outcome], fabric: Fabric) -> str:
     order = fabric.gpus
     moved = f" TP groups lie within islands with CUDA_VISIBLE_DEVICES={','.join(map(str, order))}." if list(order) != sorted(order) else ""
     return "Links: " + "; ".join(sorted(told)) + "." + moved if told else moved.strip()
+
+
+def why_text(outcomes: list[Outcome], params: Params, fabric: Fabric) -> str:
+    """What the two arms of the comparison send for a token and the least time that takes, in Markdown: why one of them should win on these links.
+
+    '' where an arm takes other GPUs than the table's, or the rate of a link is not known.
+    """
+    by_strategy = {o.strategy: o for o in outcomes}
+    pair = [by_strategy.get(_strategy_of(arm)) for arm in (params.parallel, params.verdict.baseline)]
+    if None in pair or pair[0] is pair[1] or not all(o.prefill_at_most_tok_s for o in pair):
+        return ""
+    ours, theirs = pair
+    least_ms = [1e6 / o.prefill_at_most_tok_s for o in pair]
+    rounds = {n: [o.decode_links_s.get(n) for o in pair] for n in sorted({1, params.engine.max_num_seqs})}
+    told = "; ".join(
+        f"of a decode step of {n} stream{'s' if n > 1 else ''} {1e3 * a:.2g} against {1e3 * b:.2g} ms" for n, (a, b) in rounds.items() if a and b
+    )
+    ratio = least_ms[1] / least_ms[0]
+    who, times = (ours, ratio) if ratio >= 1 else (theirs, 1 / ratio)
+    return f"""
+**What speaks for {who.strategy.name}?** In one forward pass {_sends(ours)}; {_sends(theirs)}. The slowest links carry
+{slowest(ours.strategy, fabric)} and {slowest(theirs.strategy, fabric)}. So links take at least {least_ms[0]:.3g} ms of 1,000 prompt tokens with
+{ours.strategy.name} and {least_ms[1]:.3g} ms with {theirs.strategy.name} (estimated): **links allow {who.strategy.name} {times:.3g} times the prefill**;
+{told or "of decode no rate is known"}. A layout gains so much only as far as links are what it waits for.
+"""
+
+
+def _strategy_of(arm: Ranks) -> Strategy:
+    return Strategy(
+        arm.tensor_parallel_size,
+        arm.pipeline_parallel_size,
+        arm.data_parallel_size,
+        arm.prefill_context_parallel_size,
+        arm.decode_context_parallel_size,
+        arm.expert_parallel,
+    )
+
+
+def _sends(o: Outcome) -> str:
+    """'PP3 hands each token over 2 times, 24,576 B in all': what a token costs one rank to receive."""
+    c = o.traffic.collectives
+    parts = [f"{c.all_reduces} all-reduces" if c.all_reduces else "", f"{c.dispatches} dispatches with their combines" if c.dispatches else ""]
+    parts += [f"{c.gathers} gathers" if c.gathers else "", f"{o.traffic.hops} stage boundar{'y' if o.traffic.hops == 1 else 'ies'}" if o.traffic.hops else ""]
+    return f"{o.strategy.name} takes a token through {', '.join(filter(None, parts)) or 'no link'}, {o.traffic.bytes_per_token:,.0f} B on each rank"
 
 
 def vetoed(outcomes: list[Outcome]) -> Rows:

@@ -226,9 +226,9 @@ def gaps(box: Inventory) -> Rows:
     return [{"what is missing or odd": text} for text in [*box.incomplete, *box.notes, *silent]] or [{"what is missing or odd": "nothing"}]
 
 
-def layouts(arms: list[tuple[Parallel | Baseline, tuple[int, ...], Pool]]) -> Rows:
-    """Pool of each layout, for the chart."""
-    return [{"layout": layout_name(arm, split), "tokens": pool.pool_tokens} for arm, split, pool in arms]
+def layouts(arms: list[tuple[Parallel | Baseline, tuple[int, ...], Pool | None]]) -> Rows:
+    """Pool of each layout, for the chart; without those whose pool is not known."""
+    return [{"layout": layout_name(arm, split), "tokens": pool.pool_tokens} for arm, split, pool in arms if pool]
 
 
 def defects(rows: Rows) -> Rows:

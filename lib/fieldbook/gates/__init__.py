@@ -9,11 +9,11 @@ from typing import Any, get_args
 
 from ..schema import Escape
 from . import engine, layout, machine, room
-from .looking import look
+from .looking import look, pool_of
 from .room import host_weights_bytes
 from .ruling import Facts, Launch, Ruling
 
-__all__ = ["ESCAPES", "GATES", "Facts", "Launch", "Ruling", "check", "escaped", "host_weights_bytes", "look", "refused"]
+__all__ = ["ESCAPES", "GATES", "Facts", "Launch", "Ruling", "check", "escaped", "host_weights_bytes", "look", "pool_of", "refused", "refusing"]
 
 Gate = Callable[[Launch], Ruling | None]
 GATES: dict[str, Gate] = {
@@ -78,6 +78,11 @@ def check(launch: Launch) -> list[dict[str, Any]]:
 def refused(rows: list[dict[str, Any]]) -> str:
     """All refusals in one line with their ways out, '' where the launch may go on."""
     return "; ".join(f"{row['gate']}: {row['reason']}{_ways(row)}" for row in rows if row["result"] == "refuse")
+
+
+def refusing(rows: list[dict[str, Any]]) -> list[str]:
+    """Names of the gates that refuse."""
+    return [row["gate"] for row in rows if row["result"] == "refuse"]
 
 
 def _ways(row: dict[str, Any]) -> str:

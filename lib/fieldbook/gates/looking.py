@@ -49,7 +49,7 @@ def look(
     spec = memory.model_spec(params.model.name)
     if gpus is None and box is not None and any(sizes_of(box)) and params.engine.device == "cuda":
         gpus = Gpus(sizes_of(box))
-    pool, no_pool, unknown = _pool(params, arm, spec, layers, gpus)
+    pool, no_pool, unknown = pool_of(params, arm, spec, layers, gpus)
     return Launch(
         params=params,
         arm=arm,
@@ -66,16 +66,16 @@ def look(
     )
 
 
-def _pool(params: Params, arm: Parallel | Baseline, spec: ModelSpec, layers: tuple[int, ...], gpus: Gpus | None) -> tuple[memory.Pool | None, str, bool]:
-    """(ledger, why there is none, whether only because nothing tells the cards' memory)."""
+def pool_of(params: Params, arm: Parallel | Baseline, spec: ModelSpec, layers: tuple[int, ...], gpus: Gpus | None) -> tuple[memory.Pool | None, str, bool]:
+    """(ledger of an arm, why there is none, whether only because nothing tells the cards' memory). It need not hold one request of max_model_len."""
     if not is_split(layers, arm.pipeline_parallel_size, spec):
         return None, "the split is none of this model", False
     known = gpus is not None and any(gpus.total_bytes)
-    given = memory.is_given(params, len(layers), gpus if known else None)
+    given = memory.is_given(params, len(layers), gpus)
     if not given and not known:
         return None, "nothing tells the memory of the cards", True
     try:
-        return memory.pool(params, spec, layers, layout=strategy_of(arm).layout, gpus=gpus if known else None, must_fit=False), "", False
+        return memory.pool(params, spec, layers, layout=strategy_of(arm).layout, gpus=gpus, must_fit=False), "", False
     except BadInput as error:
         missing = str(error).startswith("engine.available_kv_gib: missing")
         return None, str(error), missing
