@@ -195,6 +195,17 @@ def without_samples(station: Station) -> str:
     return f"{station.report.name} gives no single values" if station.report else "no sample is sound"
 
 
+def what_was_asked(station: Station) -> str:
+    """Where the counts of the probes are from."""
+    return f"{station.report.name if station.report else 'answers.jsonl'}, bounds by Clopper and Pearson"
+
+
+def without_signs(station: Station) -> str:
+    """What to say where lengths and log-probabilities of the answers show nothing."""
+    known = "Lengths and log-probabilities are as the baseline's, as far as there is one."
+    return f"{station.report.name} gives neither answers nor log-probabilities." if station.report else known
+
+
 def probe_baseline(station: Station) -> tuple[dict[str, Any] | None, str]:
     """(what the probes are compared with, words about it): the model's own baseline, of a report what it says of its other arm."""
     if station.report:

@@ -146,6 +146,16 @@ def prove(station: Station, wanted: list[str], arm: Parallel, layers_per_stage: 
     return Proof([*answers, {"defect": ", ".join(wanted), "code": "mended", **row}], live)
 
 
+def nothing_to_prove(station: Station) -> str:
+    """Why no server was asked."""
+    return f"{station.report.name} has no server that could be asked" if station.report else "nothing to prove: no known defect concerns this box"
+
+
+def no_change(station: Station, wanted: list[str]) -> str:
+    """What to show in place of a diff."""
+    return f"nothing is changed here; `fieldbook patches diff --id {','.join(wanted)}` shows it" if station.report and wanted else "nothing to change"
+
+
 def why_not(station: Station, rows: Rows) -> str:
     """What stands against serving with these states, '' where nothing does, or where the box is a report's: nothing is served there."""
     return "" if station.report else patches.why_unmended(rows)

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from . import reported
 from .receipts import Figure
 
 INK, GRID = "#24292f", "#d0d7de"
@@ -48,7 +49,9 @@ def figures(items: dict[str, Figure]) -> None:
 
 
 def say(markdown: str) -> None:
-    """Show a sentence whose numbers come from values."""
+    """Show a sentence whose numbers come from values; nothing for an empty one."""
+    if not markdown.strip():
+        return
     from IPython.display import Markdown, display
 
     display(Markdown(markdown))
@@ -60,8 +63,14 @@ def code(text: str, language: str = "text") -> None:
 
 
 def banner(kind: str, box: str) -> None:
-    """Say at the head of a recorded box's notebook that nothing was measured here."""
-    if kind == "recorded":
+    """Say at the head of a recorded box's notebook that nothing was measured here, and of a report what it does not state."""
+    report = reported.read(box) if kind == "recorded" else None
+    if report:
+        say(
+            f"> **{report.name[0].upper()}{report.name[1:]}.** {report.title}. Its figures are shown as it gives them, recomputed where they can be; nothing "
+            f"was measured here. It does not state: {', '.join(report.not_stated)}."
+        )
+    elif kind == "recorded":
         say(
             f"> **Recorded box.** Figures of launch, benchmarks and verdict of `{box}` were recorded in an earlier run and are shown, not measured again. "
             "What can be computed is computed here."

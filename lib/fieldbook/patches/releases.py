@@ -33,11 +33,12 @@ def stock_rows(params: Params) -> list[dict[str, Any]]:
     if release not in known:
         raise BadInput(f"engine.vllm_release: got {params.engine.vllm_release}; the known defects were looked for in {', '.join(known)}")
     for defect in [*CATALOGUE.values(), *OBSERVED.values()]:
-        first = defect.sites[0] if defect.sites else None
+        # The same code may lie in another file in another release.
+        alike = len({one.file for one in defect.sites}) == 1
         state = table()[defect.id][release]
         met = bool(defect.met_by(params, spec))
         told = {"effect": defect.effect, "drop_when": defect.drop_when, "reports": defect.reports, "upstream": defect.upstream, "blocks": defect.blocks}
-        file, symbol = (first.file, first.symbol) if first else ("", "")
+        file, symbol = (defect.sites[0].file if alike else "", defect.sites[0].symbol) if defect.sites else ("", "")
         rows.append(asdict(Status(defect.id, defect.title, state, file, None, symbol, met, None, mendable=defect.id in CATALOGUE, **told)))
     return rows
 

@@ -56,7 +56,10 @@ class Reported:
 
 @dataclass(frozen=True)
 class Report:
-    """A report: its name, what it is about, how it measured, what it does not state, its figures by id, its two arms, and the layouts it recommends."""
+    """A report: its name, what it is about, how it measured, what it does not state, its figures by id, its two arms, and the layouts it recommends.
+
+    about_pool: what a reader of its predicted pool has to know.
+    """
 
     name: str
     title: str
@@ -65,6 +68,7 @@ class Report:
     figures: dict[str, Reported]
     arms: dict[str, dict[str, Any]] = field(default_factory=dict)
     choices: tuple[dict[str, Any], ...] = ()
+    about_pool: str = ""
 
     def number(self, figure_id: str) -> float:
         """A figure that is a number. Raises KeyError for an unknown id, TypeError for a text."""
@@ -108,7 +112,7 @@ def read(box_name: str) -> Report | None:
             tuple(document["not_stated"]),
             figures,
             document.get("arms", {}),
-            tuple(document.get("choices", [])),
+            tuple(document.get("choices", [])), document.get("about_pool", ""),
         )
     except (yaml.YAMLError, KeyError, TypeError) as error:
         raise BadInput(
