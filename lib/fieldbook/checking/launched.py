@@ -1,0 +1,130 @@
+"""Recomputations of notebooks 04 and 05: what follows from the rows of defects and from the boot log that their receipts keep."""
+
+from dataclasses import asdict
+from typing import Any
+
+from .. import gates, memory, memory_tables, patches
+from ..bootlog import BootLog, RankLog
+from ..splits import layout_name
+from .compare import CannotTell, Found, plain
+from .run import Run
+
+_DEFECTS = "the defects' rows in its receipt"
+_LOG = "the boot log in its receipt"
+
+
+def _met(run: Run) -> list[dict[str, Any]]:
+    return [row for row in run.receipt(4).data["before"] if row["met_by_this_box"]]
+
+
+def defects_met(run: Run, key: str) -> Found:
+    """Rows before patching that this box meets."""
+    return Found(len(_met(run)), _DEFECTS)
+
+
+def defects_mended(run: Run, key: str) -> Found:
+    """Those less the ones that stand after patching."""
+    return Found(len(_met(run)) - len(patches.unmended(run.receipt(4).data["after"])), _DEFECTS)
+
+
+def patch_verdict(run: Run, key: str) -> Found:
+    """The line that notebook 04 ends with."""
+    data = run.receipt(4).data
+    wanted = patches.to_mend(data["before"]) if run.asked.engine.patches == "needed" else []
+    stock = [row for row in data["measured_proof"] if row["code"] == "stock"]
+    died, alive = any(row["answers"] is False for row in stock), [row["defect"] for row in stock if row["answers"]]
+    line = f"{len(_met(run))} known defect(s) met: {', '.join(wanted) or 'none to mend'}"
+    line += "; stock dies on the first request, mended answers" if died else ""
+    line += f"; stock did not fail with {', '.join(alive)}" if alive else ""
+    line += f"; live in all {len({row['rank'] for row in data['measured_live']})} ranks" if data["measured_live"] else ""
+    return Found(patches.why_unmended(data["after"]) or line, _DEFECTS)
+
+
+def patch_passed(run: Run, key: str) -> Found:
+    """Whether every defect that must be mended is."""
+    return Found(not patches.why_unmended(run.receipt(4).data["after"]), _DEFECTS)
+
+
+def kept_log(run: Run) -> BootLog:
+    """The boot log as the receipt of notebook 05 keeps it; stages are texts there."""
+    told = dict(run.receipt(5).data["server"]["measured_log"])
+    for name in ("available_kv_gib", "weights_load_s"):
+        told[name] = {int(stage): value for stage, value in told[name].items()}
+    return BootLog(**{**told, "ranks": tuple(RankLog(**row) for row in told["ranks"])})
+
+
+def boot_log(run: Run, key: str) -> Found:
+    """What the log itself tells, where it is in the folder."""
+    name = run.receipt(5).data["server"]["name"]
+    found, file = run.log(*name.split("-")[:1], int(name.rpartition("-")[2]))
+    return Found(plain(asdict(found)), f"bootlog.parse of {file}")
+
+
+def pool_tokens(run: Run, key: str) -> Found:
+    """The pool that the log told."""
+    return Found(kept_log(run).pool_tokens or 0, _LOG)
+
+
+def max_concurrency(run: Run, key: str) -> Found:
+    """The longest requests at once that the log told."""
+    return Found(kept_log(run).max_concurrency or 0.0, _LOG)
+
+
+def terms(run: Run, key: str) -> Found:
+    """What the log tells a later run."""
+    return Found(memory_tables.logged_terms(kept_log(run), len(run.layers)), _LOG)
+
+
+def escaped(run: Run, key: str) -> Found:
+    """Gates that were let through."""
+    return Found(gates.escaped(run.receipt(5).data["measured_gates"]), "the gates' rows in its receipt")
+
+
+def _residual(run: Run) -> tuple[int, int, bool]:
+    """(logged, predicted, whether the memory accounting is wrong), as notebook 05 judges."""
+    log = kept_log(run)
+    pool, rounding = memory.pool_after(run.asked, run.spec, run.layers, log.available_kv_gib, run.gpus(5))
+    if rounding is None and run.terms_untold(5):
+        raise CannotTell("it may rest on the log of an earlier run of the box, whose terms its receipt does not keep")
+    logged = log.pool_tokens or 0
+    return logged, pool.pool_tokens, abs(logged - pool.pool_tokens) > rounding if rounding is not None else False
+
+
+def _refused(run: Run) -> str:
+    return gates.refused(run.receipt(5).data["measured_gates"])
+
+
+def launch_verdict(run: Run, key: str) -> Found:
+    """The line that notebook 05 ends with."""
+    if problem := _refused(run):
+        return Found(f"refused: {problem}", "the gates' rows in its receipt")
+    logged, predicted, wrong = _residual(run)
+    line = f"{layout_name(run.asked.parallel, run.layers)} serves: KV pool {logged:,} tokens, predicted {predicted:,}, residual {logged - predicted:,}"
+    line += "; the memory accounting is wrong here" if wrong else ""
+    line += "".join(f"; LET THROUGH: {text}" for text in run.receipt(5).data["escaped"])
+    return Found(line, f"memory.pool_after and {_LOG}")
+
+
+def launch_passed(run: Run, key: str) -> Found:
+    """Whether no gate refused and the pool is as predicted."""
+    return Found(not _refused(run) and not _residual(run)[2], f"memory.pool_after and {_LOG}")
+
+
+RECOMPUTED: dict[str, dict[str, Any]] = {
+    "04_patch_application": {
+        "defects_met": defects_met,
+        "defects_mended": defects_mended,
+        "receipt.verdict": patch_verdict,
+        "receipt.passed": patch_passed,
+    },
+    "05_server_launch": {
+        "pool_tokens": pool_tokens,
+        "max_concurrency": max_concurrency,
+        "ready_s": "a time measured on the box",
+        "data.server.measured_log": boot_log,
+        "data.measured_terms": terms,
+        "data.escaped": escaped,
+        "receipt.verdict": launch_verdict,
+        "receipt.passed": launch_passed,
+    },
+}
