@@ -15,7 +15,7 @@ To check more figures, write a module with such a dictionary and name it in `MOD
 
 import fnmatch
 import types
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from ..receipts import Receipt
 from . import integrity, judged, launched, page, planned, samples
 from .compare import CannotTell, Found, Row, attempt, plain
 from .opening import opened
-from .run import Run, other_version, read
+from .run import Run, other_version, read, said
 
 __all__ = ["MODULES", "CannotTell", "Checked", "Found", "Row", "Run", "check"]
 
@@ -83,12 +83,18 @@ def check(given: str | Path) -> Checked:
             return _check(read(folder, str(given)))
     except RecursionError:
         raise BadInput(f"{given}: nested too deeply to be a run's") from None
+    except OSError as error:
+        raise BadInput(f"{given}: {error.filename or 'it'} cannot be read ({error.strerror})") from None
 
 
 def _check(run: Run) -> Checked:
     rows = [row for number, receipt in run.receipts.items() for row in _station(run, number, receipt)]
     found, notes = integrity.problems(run)
-    shown, untold = page.problems(run.folder)
+    try:
+        shown, untold = page.problems(run.folder)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        # Notebooks and report are whatever a stranger put there.
+        shown, untold = [f"index.html, or a notebook beside it, has a form that Fieldbook does not write ({type(error).__name__})"], []
     count = 0
     # A walk that stopped before notebook 06 has none.
     if run.receipts.keys() & {6, 7} or (run.folder / "samples.jsonl").is_file():
@@ -133,7 +139,9 @@ def _station(run: Run, number: int, receipt: Receipt) -> list[Row]:
         if version:
             rows.append(Row(name, key, "not_recomputed", plain(says), None, f"written by {version}"))
         else:
-            rows.append(attempt(name, key, plain(says), {}, lambda how=how, key=key: how(run, key)))
+            row = attempt(name, key, plain(says), {}, lambda how=how, key=key: how(run, key))
+            # Whole inventories and tables are not printed again where nothing is compared.
+            rows.append(row if row.outcome in ("agrees", "differs") else replace(row, says=None))
     return rows
 
 
@@ -151,16 +159,10 @@ def _absent(run: Run, name: str, receipt: Receipt, known: dict[str, Any]) -> lis
 def _besides(receipt: Receipt, known: dict[str, Any]) -> dict[str, Any]:
     """What of a receipt is recomputed besides its figures, by key; what it lacks is left out."""
     found: dict[str, Any] = {}
-    for key in known:
-        if key in ("receipt.verdict", "receipt.passed"):
-            found[key] = receipt.verdict if key == "receipt.verdict" else receipt.passed
-        elif key.startswith("data."):
-            value: Any = receipt.data
-            *way, last = key.removeprefix("data.").split(".")
-            for part in way:
-                value = value.get(part) if isinstance(value, dict) else None
-            if isinstance(value, dict) and last == "*":
-                found |= {f"{key[:-1]}{item}": inner for item, inner in value.items()}
-            elif isinstance(value, dict) and last in value:
-                found[key] = value[last]
+    for key in (key for key in known if key.startswith(("data.", "receipt."))):
+        value = said(receipt, key.removesuffix(".*"))
+        if key.endswith(".*"):
+            found |= {f"{key[:-1]}{item}": inner for item, inner in value.items()} if isinstance(value, dict) else {}
+        elif value is not None:
+            found[key] = value
     return found

@@ -1,12 +1,14 @@
 """Recomputations of notebooks 04 and 05: what follows from the rows of defects and from the boot log that their receipts keep."""
 
+import json
 from dataclasses import asdict
 from typing import Any
 
 from .. import gates, memory, memory_tables, patches
 from ..bootlog import BootLog, RankLog
 from ..splits import layout_name
-from .compare import CannotTell, Found, plain
+from .compare import Found, plain
+from .planned import on_cards
 from .run import Run
 
 _DEFECTS = "the defects' rows in its receipt"
@@ -15,6 +17,15 @@ _LOG = "the boot log in its receipt"
 
 def _met(run: Run) -> list[dict[str, Any]]:
     return [row for row in run.receipt(4).data["before"] if row["met_by_this_box"]]
+
+
+def _recorded_rows(name: str):
+    def recompute(run: Run, key: str) -> Found | str:
+        if run.asked.box.kind == "live":
+            return "read from the vLLM installed on the box"
+        return Found(json.loads(run.file("patches.json").read_text(encoding="utf-8"))[name], run.told("patches.json"))
+
+    return recompute
 
 
 def defects_met(run: Run, key: str) -> Found:
@@ -84,8 +95,6 @@ def _residual(run: Run) -> tuple[int, int, bool]:
     """(logged, predicted, whether the memory accounting is wrong), as notebook 05 judges."""
     log = kept_log(run)
     pool, rounding = memory.pool_after(run.asked, run.spec, run.layers, log.available_kv_gib, run.gpus(5))
-    if rounding is None and run.terms_untold(5):
-        raise CannotTell("it may rest on the log of an earlier run of the box, whose terms its receipt does not keep")
     logged = log.pool_tokens or 0
     return logged, pool.pool_tokens, abs(logged - pool.pool_tokens) > rounding if rounding is not None else False
 
@@ -114,6 +123,9 @@ RECOMPUTED: dict[str, dict[str, Any]] = {
     "04_patch_application": {
         "defects_met": defects_met,
         "defects_mended": defects_mended,
+        "data.before": _recorded_rows("status"),
+        "data.after": _recorded_rows("after"),
+        "data.measured_proof": _recorded_rows("proof"),
         "receipt.verdict": patch_verdict,
         "receipt.passed": patch_passed,
     },
@@ -124,7 +136,7 @@ RECOMPUTED: dict[str, dict[str, Any]] = {
         "data.server.measured_log": boot_log,
         "data.measured_terms": terms,
         "data.escaped": escaped,
-        "receipt.verdict": launch_verdict,
+        "receipt.verdict": on_cards(5, launch_verdict),
         "receipt.passed": launch_passed,
     },
 }

@@ -11,6 +11,7 @@ from .. import publish
 from ..templates.offline import MIME_TYPES
 
 _VOID_TAGS = {"area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source", "track", "wbr"}
+MOST_NESTED = 1_000
 _READ_TAGS = {"td", "th", "p", "a", "code"}
 
 
@@ -40,6 +41,8 @@ class _Reader(HTMLParser):
         self._row = 0
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if len(self._open) > MOST_NESTED:
+            raise ValueError("nested too deeply")
         if tag not in _VOID_TAGS:
             self._row += tag == "tr"
             self._open.append((tag, {name: value or "" for name, value in attrs}, []))

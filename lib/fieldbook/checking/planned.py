@@ -4,17 +4,25 @@ import json
 from functools import lru_cache
 from typing import Any
 
-from .. import ceilings, layouts, memory, memory_tables, partition, partition_tables, paths, tables
+from .. import ceilings, gates, inventory, layouts, memory, memory_tables, partition, partition_tables, paths, tables
 from ..memory import Pool
 from ..splits import layout_name
-from .compare import CannotTell, Found
-from .run import Run
+from .compare import CannotTell, Found, plain, same
+from .run import Run, said
 
 _INVENTORY = "the inventory in the receipt of notebook 01"
 
 
 def _from_box(read, what: str = _INVENTORY):
     return lambda run, key: Found(read(run.box), what)
+
+
+def inventory_again(run: Run, key: str) -> Found | str:
+    """The inventory of a recorded box, from its captured outputs."""
+    if run.asked.box.kind == "live":
+        return "read on the box"
+    box = inventory.with_offload(inventory.read(run.asked), gates.host_weights_bytes(run.asked))
+    return Found(plain(box.model_dump()), f"captured outputs in data/boxes/{run.asked.box.name}")
 
 
 def memory_read(run: Run, key: str) -> Found | str:
@@ -70,13 +78,19 @@ def _baseline(run: Run) -> tuple[tuple[int, ...], Pool]:
     return split, memory.pool(run.asked, run.spec, split, tensor_parallel_size=size, gpus=run.gpus(2), must_fit=False)
 
 
-def _rests_on_terms(run: Run, number: int, key: str, found: Found) -> Found:
-    """The pool found, unless it rests on an earlier run that the receipt does not name and comes out otherwise."""
-    receipt = run.receipt(number)
-    says = receipt.figures[key].value if key in receipt.figures else found.value
-    if run.terms_untold(number) and says != found.value:
-        raise CannotTell("it may rest on the log of an earlier run of the box, whose terms its receipt does not keep")
-    return found
+def on_cards(number: int, recompute):
+    """A recomputation that rests on the cards' memory, and so perhaps on the log of an earlier run of the box.
+
+    Where the receipt of that station does not keep what the earlier run told, another value than the receipt's says nothing.
+    """
+
+    def wrapped(run: Run, key: str) -> Found:
+        found = recompute(run, key)
+        if run.terms_untold(number) and not same(said(run.receipt(number), key), plain(found.value), found.decimals, found.rel):
+            raise CannotTell("it may rest on the log of an earlier run of the box, whose terms its receipt does not keep")
+        return found
+
+    return wrapped
 
 
 def checkpoint(run: Run, key: str) -> Found:
@@ -86,20 +100,17 @@ def checkpoint(run: Run, key: str) -> Found:
 
 def default_pool(run: Run, key: str) -> Found:
     """The pool at vLLM's own split."""
-    return _rests_on_terms(run, 2, key, Found(_default(run)[1].pool_tokens, "memory.pool of params and cards"))
+    return Found(_default(run)[1].pool_tokens, "memory.pool of params and cards")
 
 
 def baseline_pool(run: Run, key: str) -> Found:
     """The pool of the arm compared against."""
-    return _rests_on_terms(run, 2, key, Found(_baseline(run)[1].pool_tokens, "memory.pool of params and cards"))
+    return Found(_baseline(run)[1].pool_tokens, "memory.pool of params and cards")
 
 
 def ranks(run: Run, key: str) -> Found:
     """The ledger of every rank."""
-    found = memory_tables.ranks(_default(run)[1])
-    if run.terms_untold(2):
-        raise CannotTell("it may rest on the log of an earlier run of the box, whose terms its receipt does not keep")
-    return Found(found, "memory.pool of params and cards")
+    return Found(memory_tables.ranks(_default(run)[1]), "memory.pool of params and cards")
 
 
 def memory_verdict(run: Run, key: str) -> Found:
@@ -124,11 +135,7 @@ def study(run: Run) -> layouts.Study:
 
 
 def _studied(read, what: str):
-    def recompute(run: Run, key: str) -> Found:
-        found = Found(read(study(run)), what)
-        return _rests_on_terms(run, 3, key, found) if not key.startswith(("data.", "receipt.")) else found
-
-    return recompute
+    return on_cards(3, lambda run, key: Found(read(study(run)), what))
 
 
 def partition_verdict(run: Run, key: str) -> Found:
@@ -163,15 +170,16 @@ RECOMPUTED: dict[str, dict[str, Any]] = {
         "peak_tflops": peak_tflops,
         "link_*": link,
         "data.ceilings_tok_s.*": ceiling,
+        "data.inventory": inventory_again,
         "receipt.verdict": _from_box(tables.box_line),
     },
     "02_memory_accounting": {
         "checkpoint_bytes": checkpoint,
         "checkpoint_residual_bytes": "the checkpoint's headers are not in the run folder",
-        "pool_tokens_predicted": default_pool,
-        "baseline_pool_tokens_predicted": baseline_pool,
-        "data.ranks": ranks,
-        "receipt.verdict": memory_verdict,
+        "pool_tokens_predicted": on_cards(2, default_pool),
+        "baseline_pool_tokens_predicted": on_cards(2, baseline_pool),
+        "data.ranks": on_cards(2, ranks),
+        "receipt.verdict": on_cards(2, memory_verdict),
     },
     "03_partition_selection": {
         "splits": _studied(lambda found: found.plan.looked_at, "C(layers - 1, stages - 1)"),
@@ -180,6 +188,6 @@ RECOMPUTED: dict[str, dict[str, Any]] = {
         "pool_tokens_predicted": _studied(lambda found: found.chosen.pool_tokens, "partition.stage_table of params and cards"),
         "straggler_layers": _studied(lambda found: found.chosen.straggler_layers, "partition.stage_loads of the model's config.json"),
         "data.layers_per_stage": _SPLIT,
-        "receipt.verdict": partition_verdict,
+        "receipt.verdict": on_cards(3, partition_verdict),
     },
 }

@@ -23,7 +23,8 @@ from ..spec import ModelSpec
 from ..splits import layout_name, resolve_split
 from .compare import CannotTell
 
-# The exact test looks at every relabelling: two rounds of six against six are 853,776, and nobody waits for many more.
+# What a stranger's params may ask of this machine. The exact test looks at every relabelling: two rounds of six against six are 853,776.
+MOST_SAMPLES = 100_000
 MOST_RELABELLINGS = 5_000_000
 
 
@@ -137,8 +138,11 @@ class Run:
 
     @cached_property
     def metrics(self) -> list[str]:
-        """Names of the metrics that these params measure."""
-        return params_module.metric_names(self.asked)
+        """Names of the metrics that these params measure. Raises CannotTell for a schedule that nobody ran."""
+        asked = self.asked.benchmarks
+        if asked.rounds * asked.repetitions * len(found := params_module.metric_names(self.asked)) > MOST_SAMPLES:
+            raise CannotTell("its params ask for more samples than anybody measures")
+        return found
 
     def base_counts(self, number: int) -> dict[str, Any] | None:
         """The model's baseline here, as a station saw it. Raises CannotTell where it was made after that."""
@@ -152,6 +156,18 @@ class Run:
         ways = math.prod(math.comb(len(a) + len(b), len(a)) for a, b in itertools.zip_longest(rounds, others, fillvalue=[]))
         if ways > MOST_RELABELLINGS:
             raise CannotTell(f"{ways:,} relabellings are too many to look at")
+
+
+def said(receipt: Receipt, key: str) -> Any:
+    """What a receipt says under a key: a figure's value, "data.NAME", "receipt.verdict" or "receipt.passed"; None where it says nothing."""
+    if key in ("receipt.verdict", "receipt.passed"):
+        return getattr(receipt, key.partition(".")[2])
+    if not key.startswith("data."):
+        return receipt.figures[key].value if key in receipt.figures else None
+    value: Any = receipt.data
+    for part in key.split(".")[1:]:
+        value = value.get(part) if isinstance(value, dict) else None
+    return value
 
 
 def other_version(receipt: Receipt) -> str:

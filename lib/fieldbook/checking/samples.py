@@ -99,6 +99,7 @@ def missing(run: Run) -> tuple[list[str], list[str]]:
 
     Due is every point of every round that the receipts rest on, its repetitions without a gap.
     """
+    run.metrics  # noqa: B018 (raises for params that nobody ran)
     asked, counted = run.asked.benchmarks, collections.Counter(name_of(sample) for sample in run.samples)
     found, notes = [f"{_FILE}: {name}: there {count} times" for name, count in counted.items() if count > 1], []
     boots = [("candidate", 1, number) for number in range(1, asked.rounds + 1)] if 6 in run.receipts else []
