@@ -57,18 +57,24 @@ class Checked:
         return {"differs": lists["differs"], **counts, **lists, "integrity": list(self.integrity), "notes": list(self.notes)}
 
     def text(self) -> str:
-        """The check for people: a line for each difference and each figure that was not recomputed, then the counts."""
+        """The check for people: a line for each difference, one for all figures of a station left as they are for one reason, then the counts."""
         lines = [
             f"differs: {row.station}, {row.figure}: the receipt says {_shown(row.says)}, recomputed {_shown(row.recomputed)}, from {row.why}"
             for row in self.of("differs")
         ]
         lines += [f"integrity: {text}" for text in self.integrity]
-        lines += [f"not recomputed: {row.station}, {row.figure}: {row.why}" for row in self.of("not_recomputed")]
-        lines += [f"taken as it is: {row.station}, {row.figure}: {row.why}" for row in self.of("taken")]
+        lines += _grouped("not recomputed", self.of("not_recomputed")) + _grouped("taken as it is", self.of("taken"))
         lines += [f"note: {text}" for text in self.notes]
         counts = [f"{len(self.of('agrees'))} agree", f"{len(self.of('differs'))} differ", f"{len(self.of('taken'))} taken as they are"]
         counts += [f"{len(self.of('not_recomputed'))} not recomputed", f"{len(self.integrity)} integrity problems", f"{self.samples} samples checked"]
         return "\n".join([*lines, ", ".join(counts)])
+
+
+def _grouped(what: str, rows: list[Row]) -> list[str]:
+    groups: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        groups.setdefault((row.station, row.why), []).append(row.figure)
+    return [f"{what}: {station}, {', '.join(keys)}: {why}" for (station, why), keys in groups.items()]
 
 
 def _shown(value: Any) -> str:

@@ -8,8 +8,9 @@ from .. import verdict as judge
 from ..bench import Sample
 from ..probes import Answer
 from .compare import CannotTell, Found
+from .launched import boot_log
 from .planned import predicted_pools
-from .run import Run
+from .run import Run, said
 
 
 def measured(run: Run) -> list[Sample]:
@@ -65,13 +66,28 @@ def not_quoted_for(run: Run, key: str) -> Found:
     return Found(text, f"{run.told('samples.jsonl')} and answers.jsonl")
 
 
-def _bench_problem(run: Run) -> str:
-    rows = bench.summary_rows(measured(run), run.metrics)
-    sound = {row["metric"] for row in rows if row["median"] is not None}
-    missing = [metric for metric in run.metrics if metric not in sound]
+def on_baseline(recompute):
+    """A recomputation that compares with the model's baseline. The run's box may have had another than this checkout, and no receipt keeps it."""
+
+    def wrapped(run: Run, key: str) -> Found:
+        found, says = recompute(run, key), said(run.receipt(6), key)
+        by_probes = bool(_unsound(run)) or any(label in str(run.receipt(6).verdict) for label in probes.LABELS.values())
+        if says != found.value and (key == "data.signs" or by_probes):
+            raise CannotTell("the model's baseline in this checkout may be another than the one it was compared with")
+        return found
+
+    return wrapped
+
+
+def _unsound(run: Run) -> list[str]:
     answers = _answers(run, "candidate")
-    against = probes.against({"counts": probes.counts(answers)}, run.base_counts(6))
-    return "; ".join([*([f"no sound sample of {', '.join(missing)}"] if missing else []), *probes.problems(answers, against)])
+    return probes.problems(answers, probes.against({"counts": probes.counts(answers)}, run.base_counts(6)))
+
+
+def _bench_problem(run: Run) -> str:
+    sound = {row["metric"] for row in bench.summary_rows(measured(run), run.metrics) if row["median"] is not None}
+    missing = [metric for metric in run.metrics if metric not in sound]
+    return "; ".join([*([f"no sound sample of {', '.join(missing)}"] if missing else []), *_unsound(run)])
 
 
 def bench_verdict(run: Run, key: str) -> Found:
@@ -187,12 +203,13 @@ RECOMPUTED: dict[str, dict[str, Any]] = {
         "probe_*": probe,
         "prefill_*_tok_s": median,
         "decode_c*_tok_s": median,
+        "data.server.measured_log": boot_log(6),
         "data.measured_void": void_rows,
         "data.measured_probes": probe_counts,
-        "data.signs": signs,
+        "data.signs": on_baseline(signs),
         "data.not_quoted_for": not_quoted_for,
-        "receipt.verdict": bench_verdict,
-        "receipt.passed": bench_passed,
+        "receipt.verdict": on_baseline(bench_verdict),
+        "receipt.passed": on_baseline(bench_passed),
     },
     "07_verdict": {
         "expectation": expectation,

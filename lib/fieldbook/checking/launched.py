@@ -64,11 +64,27 @@ def kept_log(run: Run) -> BootLog:
     return BootLog(**{**told, "ranks": tuple(RankLog(**row) for row in told["ranks"])})
 
 
-def boot_log(run: Run, key: str) -> Found:
-    """What the log itself tells, where it is in the folder."""
-    name = run.receipt(5).data["server"]["name"]
-    found, file = run.log(*name.split("-")[:1], int(name.rpartition("-")[2]))
-    return Found(plain(asdict(found)), f"bootlog.parse of {file}")
+# What no later line of a log changes: requests, shutdown and errors come after it.
+_SETTLED = ("vllm_version", "runner", "pool_tokens", "max_concurrency", "max_model_len", "available_kv_gib", "block_size_tokens", "partition")
+
+
+def boot_log(number: int):
+    """What the log itself tells of the start that a receipt keeps, where the log is in the folder. A live one has gone on since, or begun again."""
+
+    def recompute(run: Run, key: str) -> Found | str:
+        kept = run.receipt(number).data["server"]
+        arm, _, boot = kept["name"].rpartition("-")
+        log, file = run.log(arm, int(boot))
+        found = plain(asdict(log))
+        if run.asked.box.kind == "recorded":
+            return Found(found, f"bootlog.parse of {file}")
+        settled = {name: found[name] for name in _SETTLED}
+        later = run.receipts[6].data["server"]["measured_log"] if number == 5 and 6 in run.receipts else kept["measured_log"]
+        if any(kept["measured_log"][name] != settled[name] for name in _SETTLED) and all(later[name] == settled[name] for name in _SETTLED):
+            return f"the server was started again for notebook 06: {file} is of that start"
+        return Found({**kept["measured_log"], **settled}, f"bootlog.parse of {file}")
+
+    return recompute
 
 
 def pool_tokens(run: Run, key: str) -> Found:
@@ -133,7 +149,7 @@ RECOMPUTED: dict[str, dict[str, Any]] = {
         "pool_tokens": pool_tokens,
         "max_concurrency": max_concurrency,
         "ready_s": "a time measured on the box",
-        "data.server.measured_log": boot_log,
+        "data.server.measured_log": boot_log(5),
         "data.measured_terms": terms,
         "data.escaped": escaped,
         "receipt.verdict": on_cards(5, launch_verdict),

@@ -61,7 +61,9 @@ def _unpacked(archive: Path, scratch: Path) -> Path:
                 left -= _copy(whole, member, scratch / member.filename, left, archive)
     except (zipfile.BadZipFile, zlib.error, EOFError) as error:
         raise BadInput(f"{archive}: no zip, or a damaged one ({error}); {_RIGHT}") from None
-    except (NotImplementedError, RuntimeError, OSError, UnicodeError, ValueError) as error:
+    except OSError as error:
+        raise BadInput(f"{archive}: cannot be unpacked ({error.strerror or error}); {_RIGHT}") from None
+    except (NotImplementedError, RuntimeError, ValueError) as error:
         raise BadInput(f"{archive}: cannot be unpacked ({error}); {_RIGHT}") from None
     tops = list(scratch.iterdir())
     return tops[0] if len(tops) == 1 and tops[0].is_dir() else scratch

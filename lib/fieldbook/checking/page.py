@@ -17,12 +17,13 @@ _READ_TAGS = {"td", "th", "p", "a", "code"}
 
 @dataclass(frozen=True)
 class Text:
-    """The text of one element: its tag, class and title, ids and classes of what it lies in, and the number of its table row."""
+    """The text of one element: its tag, class, title and link, ids and classes of what it lies in, and the number of its table row."""
 
     tag: str
     text: str
     own_class: str
     title: str
+    link: str
     within: tuple[str, ...]
     row: int
 
@@ -57,7 +58,8 @@ class _Reader(HTMLParser):
             name, attrs, texts = self._open.pop()
             if name in _READ_TAGS:
                 within = [part for _, one, _ in self._open for part in [one.get("id", ""), *one.get("class", "").split()] if part]
-                self.found.append(Text(name, " ".join("".join(texts).split()), attrs.get("class", ""), attrs.get("title", ""), tuple(within), self._row))
+                text, own = " ".join("".join(texts).split()), [attrs.get(one, "") for one in ("class", "title", "href")]
+                self.found.append(Text(name, text, *own, tuple(within), self._row))
             if name == tag:
                 return
 
@@ -142,18 +144,23 @@ def _begins(text: str, shown: str) -> bool:
 
 def _cards(texts: list[Text], run: dict[str, Any]) -> list[str]:
     """Headline figures on the first screen."""
-    cards = [t.text for t in texts if "value" in t.own_class.split() and t.lies_in("card")]
+    own = [t for t in texts if t.lies_in("card") and (t.own_class == "label" or "value" in t.own_class.split())]
+    cards = {label.link.removeprefix("#"): value.text for label, value in zip(own[::2], own[1::2], strict=False)}
     found = []
-    if len(cards) != len(run["headline"]):
-        found.append(f"{len(cards)} headline figures, the receipts have {len(run['headline'])}")
-    for figure, text in zip(run["headline"], cards, strict=False):
-        if not _begins(text, _flat(figure["shown"])):
-            found.append(f"its headline figure {figure['label'] or figure['key']} reads {text}, the receipt's {_flat(figure['shown'])} {figure['unit']}")
-    return found
+    for figure in run["headline"]:
+        text, name = cards.pop(figure["anchor"], None), figure["label"] or figure["key"]
+        if text is None or not _begins(text, _flat(figure["shown"])):
+            shown = "is not there" if text is None else f"reads {text}"
+            found.append(f"its headline figure {name} {shown}, the receipt's {_flat(figure['shown'])} {figure['unit']}")
+    missing = [s.number for s in run["stations"] if not s.receipt]
+    return found + [f"its headline figure {anchor} is in no receipt" for anchor in cards if anchor[1:3] not in missing]
 
 
 def _figures(texts: list[Text], station: publish.PublishedStation, figures: list[dict[str, Any]]) -> list[str]:
     """The table of a station's figures, column by column as its head names them."""
+    if not station.receipt:
+        # The table of receipts tells it once.
+        return []
     head = [t.text.casefold() for t in texts if t.tag == "th" and t.lies_in("figures", f"s{station.number}") and not _anchor(t)]
     rows: dict[str, dict[str, Text]] = {}
     for text in texts:
