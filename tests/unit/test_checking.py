@@ -176,6 +176,20 @@ def test_what_a_folder_lacks_is_told_and_not_held_against_it(copied, command):
     )
 
 
+def test_a_report_without_raw_data_is_taken_and_not_judged(copied, monkeypatch):
+    """A field report of figures alone: no samples, answers, logs or patches anywhere."""
+    for name in ("samples.jsonl", "answers.jsonl", "readings.json"):
+        (copied / name).unlink()
+    monkeypatch.setattr(paths, "recorded_dir", lambda name: copied / "nowhere")
+    for number, verdict in ((4, "as the report has it"), (5, "as the report has it")):
+        edit(copied, number, lambda one, verdict=verdict: one.update(verdict=verdict))
+    publish.write_report(copied)
+    found = checking.check(copied)
+    why = {(row.station[:2], row.figure): row.why for row in found.of("not_recomputed")}
+    assert found.sound and why["04", "receipt.verdict"].startswith("patches.json is missing, and this checkout has no data/reports/")
+    assert why["05", "receipt.verdict"].startswith("boot-candidate.log is missing") and why["07", "pool_ratio"] == "servers/candidate-2.log is missing"
+
+
 # Changed by hand.
 
 
@@ -410,7 +424,7 @@ def test_a_module_can_bring_recomputations_of_its_own(copied, monkeypatch):
     monkeypatch.setattr(checking, "MODULES", (*checking.MODULES, types.SimpleNamespace(RECOMPUTED={"03_partition_selection": known})))
     rows = {row.figure: row for row in checking.check(copied).rows if row.station.startswith("03")}
     assert (rows["glm-pool-4137"].outcome, rows["glm-pool-wrong, its disagrees"].outcome) == ("agrees", "differs")
-    assert (rows["glm-other"].outcome, rows["glm-other"].why) == ("taken", "recorded: field report 001")
+    assert (rows["glm-other"].outcome, rows["glm-other"].why) == ("taken", "recorded, and nothing here gives it again")
     assert (rows["new-sum"].outcome, rows["ratio"].outcome) == ("not_recomputed", "taken") and "its inputs give 2.5" in rows["ratio"].why
 
 

@@ -5,7 +5,8 @@ plain dictionaries, `RECOMPUTED` of each module below: station -> figure key (or
 a text that says why the figure is taken as it is. Keys "data.NAME", "data.NAME.*" (each item of a mapping), "receipt.verdict" and "receipt.passed" stand
 for what a receipt holds besides its figures. A function returns `Found`, or a text to take the figure as it is, and raises `CannotTell`.
 
-To check more figures, write a module with such a dictionary and name it in `MODULES`; where several match, the last module's longest pattern counts:
+To check more figures, write a module with such a dictionary and name it in `MODULES`. A key counts before a pattern, a longer pattern before a shorter one,
+and for the same key a later module before an earlier one:
 
     def pool(run, key):
         return Found(memory.pool(run.asked, run.spec, run.layers).pool_tokens, "memory.pool of the params", disagrees="its inputs give 4,137")
@@ -133,7 +134,7 @@ def _station(run: Run, number: int, receipt: Receipt) -> list[Row]:
             if how is None and figure.evidence in ("computed", "estimated"):
                 rows.append(Row(name, key, "not_recomputed", figure.value, None, "this release knows no recomputation of it"))
             else:
-                rows.append(Row(name, key, "taken", figure.value, None, how or f"{figure.evidence}: {figure.source}"))
+                rows.append(Row(name, key, "taken", figure.value, None, how or f"{figure.evidence}, and nothing here gives it again"))
         elif version and figure.evidence in ("computed", "estimated"):
             rows.append(Row(name, key, "not_recomputed", figure.value, None, f"written by {version}"))
         else:

@@ -28,6 +28,17 @@ def _recorded_rows(name: str):
     return recompute
 
 
+def on_record(name: str, recompute):
+    """A recomputation of a station that a recorded box replays from a file; a report without that file has no such station to judge. Raises CannotTell."""
+
+    def wrapped(run: Run, key: str) -> Found:
+        if run.asked.box.kind == "recorded":
+            run.file(name)
+        return recompute(run, key)
+
+    return wrapped
+
+
 def defects_met(run: Run, key: str) -> Found:
     """Rows before patching that this box meets."""
     return Found(len(_met(run)), _DEFECTS)
@@ -142,8 +153,8 @@ RECOMPUTED: dict[str, dict[str, Any]] = {
         "data.before": _recorded_rows("status"),
         "data.after": _recorded_rows("after"),
         "data.measured_proof": _recorded_rows("proof"),
-        "receipt.verdict": patch_verdict,
-        "receipt.passed": patch_passed,
+        "receipt.verdict": on_record("patches.json", patch_verdict),
+        "receipt.passed": on_record("patches.json", patch_passed),
     },
     "05_server_launch": {
         "pool_tokens": pool_tokens,
@@ -152,7 +163,7 @@ RECOMPUTED: dict[str, dict[str, Any]] = {
         "data.server.measured_log": boot_log(5),
         "data.measured_terms": terms,
         "data.escaped": escaped,
-        "receipt.verdict": on_cards(5, launch_verdict),
-        "receipt.passed": launch_passed,
+        "receipt.verdict": on_record("boot-candidate.log", on_cards(5, launch_verdict)),
+        "receipt.passed": on_record("boot-candidate.log", launch_passed),
     },
 }
