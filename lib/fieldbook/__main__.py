@@ -101,6 +101,8 @@ def build_parser() -> argparse.ArgumentParser:
     sub.add_argument("run_dir", metavar="RUN")
     sub = command("publish", "write the HTML report of a run folder and the index over all runs", run_publish)
     sub.add_argument("run_dir", metavar="RUN")
+    sub = command("check", "recompute every figure of a run that can be, without its machine, and name what differs", run_check)
+    sub.add_argument("run", metavar="RUN|ZIP", help="a run folder, or a zip of one")
     return parser
 
 
@@ -367,6 +369,15 @@ def run_publish(arguments) -> int:
     index = publish.write_index(paths.reports_dir())
     _print(arguments, {"report": str(report), "index": str(index)}, str(report))
     return 0
+
+
+def run_check(arguments) -> int:
+    """`fieldbook check`. Exit status 1 where something differs or does not belong together."""
+    from . import checking
+
+    found = checking.check(arguments.run)
+    _print(arguments, found.document(), found.text())
+    return 0 if found.sound else 1
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -19,7 +19,7 @@ Evidence = Literal["measured", "recorded", "computed", "estimated", "stated"]
 RUN_BOUND_KEYS = {
     *("server", "samples_file", "elapsed_s", "before", "memory_available_bytes", "memory_used_bytes", "shm_free_bytes", "numa", "measured"),
     *("pstate", "idle", "utilization_percent", "temperature_c", "power_draw_w", "clock_sm_mhz", "clock_memory_mhz", "throttle_reasons", "processes"),
-    *("pcie_generation", "findings"),
+    *("pcie_generation", "findings", "earlier_terms"),
 }
 
 

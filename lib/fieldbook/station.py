@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -70,14 +70,15 @@ class Station:
         return receipt
 
     def gpus(self) -> Gpus | None:
-        """The GPUs' memory from notebook 01, and what the log of an earlier run of this box told; None where the params give the KV space."""
-        engine, layouts = self.params.engine, (self.params.parallel, self.params.verdict.baseline)
-        given = len(engine.available_kv_gib)
-        if engine.kv_cache_gib_per_rank is not None or (given and all(given in (1, one.pipeline_parallel_size) for one in layouts)):
+        """The GPUs' memory from notebook 01, and what the log of an earlier run of this box told; None where the params give the KV space.
+
+        What the earlier run told goes into data["earlier_terms"]: whoever recomputes this receipt's pools elsewhere does not have that run.
+        """
+        if not takes_cards(self.params):
             return None
-        found = self.earlier(1).data["inventory"]["gpus"]
-        # A card of unknown size keeps its place: the ranks behind it must not move up.
-        return Gpus(tuple(gpu["memory_usable_bytes"] or gpu["memory_total_bytes"] for gpu in found), self._earlier_terms())
+        terms = self._earlier_terms()
+        self.data["earlier_terms"] = [asdict(one) for one in terms]
+        return cards_of(self.earlier(1), terms)
 
     def box(self) -> Inventory:
         """The inventory of notebook 01."""
@@ -143,6 +144,20 @@ class Station:
         if not passed:
             raise GateFailed(verdict)
         return verdict
+
+
+def takes_cards(params: Params) -> bool:
+    """Whether the KV space of an arm depends on the cards' memory: the params do not give it for every layout."""
+    engine, layouts = params.engine, (params.parallel, params.verdict.baseline)
+    given = len(engine.available_kv_gib)
+    return engine.kv_cache_gib_per_rank is None and not (given and all(given in (1, one.pipeline_parallel_size) for one in layouts))
+
+
+def cards_of(inventory_receipt: Receipt, terms: tuple[LoggedTerms, ...]) -> Gpus:
+    """Memory of the GPUs in the receipt of notebook 01, with what an earlier run's log told."""
+    found = inventory_receipt.data["inventory"]["gpus"]
+    # A card of unknown size keeps its place: the ranks behind it must not move up.
+    return Gpus(tuple(gpu["memory_usable_bytes"] or gpu["memory_total_bytes"] for gpu in found), terms)
 
 
 def open_station(notebook: str, run_dir: str = "", **sections: Any) -> Station:

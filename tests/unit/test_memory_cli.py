@@ -165,6 +165,8 @@ def test_an_estimate_is_replaced_by_an_earlier_runs_figures(monkeypatch, tmp_pat
     st = station.open_station("02_memory_accounting", str(tmp_path / free.box.name / "20260103-000000"), **sections)
     gpus = st.gpus()
     assert gpus.total_bytes == A100S.total_bytes and gpus.terms == tuple(budget.LoggedTerms(**row) for row in terms)
+    # Who recomputes the receipt elsewhere has no earlier run.
+    assert st.data["earlier_terms"] == terms
     spec = memory.model_spec("glm-5.3")
     before, after = memory.pool(free, spec, (41, 37), gpus=A100S), memory.pool(free, spec, (41, 37), gpus=gpus)
     assert before.ranks[0].budget.evidence == "estimated" and after.ranks[0].budget.evidence == "an earlier run's log"

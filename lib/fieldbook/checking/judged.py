@@ -1,0 +1,224 @@
+"""Recomputations of notebooks 06 and 07: medians, counts, ratios, p-values and the verdict, from samples.jsonl, answers.jsonl and the boot logs."""
+
+from functools import lru_cache
+from typing import Any
+
+from .. import bench, bench_tables, params, probes
+from .. import verdict as judge
+from ..bench import Sample
+from ..probes import Answer
+from .compare import CannotTell, Found
+from .launched import boot_log
+from .planned import predicted_pools
+from .run import Run, said
+
+
+def measured(run: Run) -> list[Sample]:
+    """The samples of notebook 06: the candidate's first boot, so many rounds as the params ask for."""
+    rounds = run.asked.benchmarks.rounds
+    return [s for s in run.samples if (s.arm, s.boot) == ("candidate", 1) and s.round <= rounds]
+
+
+def compared_samples(run: Run) -> list[Sample]:
+    """The samples of notebook 07: those of 06, then a round of both baseline boots and of the candidate's second one."""
+    later = [s for arm, boot in (("baseline", 1), ("baseline", 2), ("candidate", 2)) for s in run.samples if (s.arm, s.boot) == (arm, boot) and s.round <= 1]
+    return [s for s in run.samples if (s.arm, s.boot) == ("candidate", 1)] + later
+
+
+def _answers(run: Run, arm: str) -> list[Answer]:
+    return [answer for answer in run.answers if answer.arm == arm]
+
+
+def median(run: Run, key: str) -> Found:
+    """A point's median over the sound samples of notebook 06."""
+    row = next((row for row in bench.summary_rows(measured(run), run.metrics) if row["metric"] == key), None)
+    if row is None:
+        raise CannotTell(f"the params measure {', '.join(run.metrics)}, or there is no sample")
+    source = f"median of {row['samples']} samples of {run.asked.benchmarks.rounds} rounds in samples.jsonl"
+    return Found(row["median"], run.told("samples.jsonl"), decimals=2, source=source)
+
+
+def probe(run: Run, key: str) -> Found:
+    """A probe's failed of asked, with bounds."""
+    count = probes.by_probe(probes.counts(_answers(run, "candidate"))).get(key.removeprefix("probe_"))
+    return Found(probes.share_text(*count) if count else None, run.told("answers.jsonl"))
+
+
+def probe_counts(run: Run, key: str) -> Found:
+    """Failed and asked of every stratum in notebook 06."""
+    return Found(probes.counts(_answers(run, "candidate")), run.told("answers.jsonl"))
+
+
+def void_rows(run: Run, key: str) -> Found:
+    """The void samples that notebook 06 lists."""
+    return Found(bench_tables.void(measured(run)), run.told("samples.jsonl"))
+
+
+def signs(run: Run, key: str) -> Found:
+    """What notebook 06 tells of lengths and log-probabilities."""
+    asked = probes.summary(_answers(run, "candidate"), run.readings["candidate"])
+    return Found(probes.signs(asked, run.base_counts(6)), f"{run.told('readings.json')}, answers.jsonl and the model's baseline")
+
+
+def not_quoted_for(run: Run, key: str) -> Found:
+    """What notebook 06 must not be quoted for."""
+    text = bench_tables.not_quoted_for(measured(run), run.asked.benchmarks.rounds, _answers(run, "candidate"))
+    return Found(text, f"{run.told('samples.jsonl')} and answers.jsonl")
+
+
+def on_baseline(recompute):
+    """A recomputation that compares with the model's baseline. The run's box may have had another than this checkout, and no receipt keeps it."""
+
+    def wrapped(run: Run, key: str) -> Found:
+        found, says = recompute(run, key), said(run.receipt(6), key)
+        by_probes = bool(_unsound(run)) or any(label in str(run.receipt(6).verdict) for label in probes.LABELS.values())
+        if says != found.value and (key == "data.signs" or by_probes):
+            raise CannotTell("the model's baseline in this checkout may be another than the one it was compared with")
+        return found
+
+    return wrapped
+
+
+def _unsound(run: Run) -> list[str]:
+    answers = _answers(run, "candidate")
+    return probes.problems(answers, probes.against({"counts": probes.counts(answers)}, run.base_counts(6)))
+
+
+def _bench_problem(run: Run) -> str:
+    sound = {row["metric"] for row in bench.summary_rows(measured(run), run.metrics) if row["median"] is not None}
+    missing = [metric for metric in run.metrics if metric not in sound]
+    return "; ".join([*([f"no sound sample of {', '.join(missing)}"] if missing else []), *_unsound(run)])
+
+
+def bench_verdict(run: Run, key: str) -> Found:
+    """The line that notebook 06 ends with."""
+    samples = measured(run)
+    rows = [row for row in bench.summary_rows(samples, run.metrics) if row["median"] is not None]
+    speeds = "; ".join(f"{params.metric_label(row['metric'])}: {round(row['median'], 2):.1f}" for row in rows)
+    void = sum(bool(s.void) for s in samples)
+    line = f"{run.names['candidate']}, tok/s: {speeds} ({len(samples) - void} of {len(samples)} samples sound)"
+    return Found(_bench_problem(run) or line, f"{run.told('samples.jsonl')} and answers.jsonl")
+
+
+def bench_passed(run: Run, key: str) -> Found:
+    """Whether every point has a sound sample and the probes are no worse."""
+    return Found(not _bench_problem(run), f"{run.told('samples.jsonl')} and answers.jsonl")
+
+
+@lru_cache(maxsize=1)
+def comparisons(run: Run) -> tuple[list[judge.Comparison], list[str]]:
+    """(every metric's comparison, metrics without sound samples), as notebook 07 makes them."""
+    samples, most = compared_samples(run), run.asked.verdict.max_p
+    rounds = bench.by_boot(samples, run.metrics)
+    missing = [metric for metric, values in rounds.items() if not all(values["candidate"] + values["baseline"])]
+    found = []
+    for metric, values in rounds.items():
+        if metric not in missing:
+            run.feasible(values["candidate"], values["baseline"])
+            found.append(judge.compare(metric, values["candidate"], values["baseline"], most, bench.repeated_rounds(samples, metric)))
+    return found, missing
+
+
+def _comparison(run: Run, metric: str) -> judge.Comparison:
+    found = next((one for one in comparisons(run)[0] if one.metric == metric), None)
+    if found is None:
+        raise CannotTell(f"there are no sound samples of {metric} in both rounds of both arms")
+    return found
+
+
+def expectation(run: Run, key: str) -> Found:
+    """What the params expect."""
+    return Found(run.asked.verdict.expectation, "params")
+
+
+def candidate_median(run: Run, key: str) -> Found:
+    """The candidate's median over both rounds."""
+    return Found(_comparison(run, key).candidate_median, run.told("samples.jsonl"), decimals=2)
+
+
+def ratio(run: Run, key: str) -> Found:
+    """Ratio of medians; p, band and answer stand in the figure's texts."""
+    one = _comparison(run, key.removesuffix("_ratio"))
+    source = f"ratio of medians; exact p = {one.p_value:.4f}, A/A band ±{one.aa_band:.1%}"
+    try:
+        label = f"{params.metric_label(one.metric)} against {run.names['baseline']}: {one.answer}"
+    except CannotTell:
+        label = None
+    return Found(one.ratio, run.told("samples.jsonl"), decimals=3, source=source, label=label)
+
+
+def _logged_pools(run: Run) -> tuple[dict[str, int], str]:
+    logs = {arm: run.log(arm, 2) for arm in ("candidate", "baseline")}
+    return {arm: log.pool_tokens for arm, (log, _) in logs.items()}, " and ".join(file for _, file in logs.values())
+
+
+def pool_ratio(run: Run, key: str) -> Found:
+    """The candidate's logged pool against the baseline's."""
+    pools, files = _logged_pools(run)
+    return Found(pools["candidate"] / pools["baseline"], files, decimals=3)
+
+
+def arms_counts(run: Run, key: str) -> Found:
+    """Failed and asked of every stratum, of both arms."""
+    counted = {arm: probes.counts(_answers(run, arm)) for arm in ("candidate", "baseline")}
+    return Found(counted, run.told("answers.jsonl"))
+
+
+def _problem(run: Run) -> str:
+    """What fails notebook 07, '' where nothing does. Where the boot logs are not there, the pools are taken to be as predicted."""
+    _, missing = comparisons(run)
+    counted = {arm: {"counts": probes.counts(_answers(run, arm))} for arm in ("candidate", "baseline")}
+    unsound = probes.problems(_answers(run, "baseline"), probes.against(counted["candidate"], counted["baseline"]))
+    try:
+        pools, _ = _logged_pools(run)
+        predicted = predicted_pools(run)
+        wrong = [run.names[arm] for arm in ("candidate", "baseline") if pools[arm] is not None and pools[arm] != predicted[arm]]
+    except CannotTell:
+        if run.receipt(7).verdict.startswith("pool not as predicted"):
+            raise
+        wrong = []
+    return "; ".join(unsound) or (f"pool not as predicted: {', '.join(wrong)}" if wrong else f"no sound samples of {', '.join(missing)}" if missing else "")
+
+
+def sentence(run: Run, key: str) -> Found:
+    """The verdict."""
+    asked, problem = run.asked.verdict, _problem(run)
+    marks = "".join(f"; LET THROUGH: {text}" for text in [*run.receipt(5).data["escaped"], *run.receipt(7).data["escaped"]])
+    line = problem or judge.sentence(_comparison(run, asked.primary_metric), asked.expectation, run.names)
+    return Found(line + marks, f"{run.told('samples.jsonl')}, answers.jsonl and boot logs")
+
+
+def passed(run: Run, key: str) -> Found:
+    """Whether the comparison counts."""
+    return Found(not _problem(run), f"{run.told('samples.jsonl')}, answers.jsonl and boot logs")
+
+
+def answer(run: Run, key: str) -> Found:
+    """The answer in the primary metric."""
+    return Found(_comparison(run, run.asked.verdict.primary_metric).answer, run.told("samples.jsonl"))
+
+
+RECOMPUTED: dict[str, dict[str, Any]] = {
+    "06_benchmarks": {
+        "probe_*": probe,
+        "prefill_*_tok_s": median,
+        "decode_c*_tok_s": median,
+        "data.server.measured_log": boot_log(6),
+        "data.measured_void": void_rows,
+        "data.measured_probes": probe_counts,
+        "data.signs": on_baseline(signs),
+        "data.not_quoted_for": not_quoted_for,
+        "receipt.verdict": on_baseline(bench_verdict),
+        "receipt.passed": on_baseline(bench_passed),
+    },
+    "07_verdict": {
+        "expectation": expectation,
+        "pool_ratio": pool_ratio,
+        "*_tok_s": candidate_median,
+        "*_tok_s_ratio": ratio,
+        "data.measured_probes": arms_counts,
+        "data.measured_answer": answer,
+        "receipt.verdict": sentence,
+        "receipt.passed": passed,
+    },
+}
