@@ -420,7 +420,7 @@ def test_a_module_can_bring_recomputations_of_its_own(copied, monkeypatch):
         }
 
     edit(copied, 3, add)
-    known = {"glm-pool-*": lambda run, key: checking.Found(29, "n - 1", disagrees="its inputs give 29"), "ratio": lambda run, key: checking.Found(2.5, "x")}
+    known = {"glm-pool-*": lambda run, key: checking.Found(4137, "n - 1", disagrees="its inputs give 29"), "ratio": lambda run, key: checking.Found(2.5, "x")}
     monkeypatch.setattr(checking, "MODULES", (*checking.MODULES, types.SimpleNamespace(RECOMPUTED={"03_partition_selection": known})))
     rows = {row.figure: row for row in checking.check(copied).rows if row.station.startswith("03")}
     assert (rows["glm-pool-4137"].outcome, rows["glm-pool-wrong, its disagrees"].outcome) == ("agrees", "differs")

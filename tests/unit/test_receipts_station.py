@@ -36,6 +36,7 @@ def test_a_closed_station_leaves_a_receipt(opened):
         "source": "memory.predict_pool",
         "label": "KV pool",
         "headline": True,
+        "disagrees": "",
     }
     assert (document["box"], document["kind"], document["passed"], document["data"]) == ("cpu-smollm2", "live", True, {"ranks": [1, 2]})
     assert set(document["versions"]) == {"fieldbook", "python", "vllm", "torch", "driver"} and document["versions"]["python"] == sys.version.split()[0]

@@ -6,7 +6,7 @@ a text that says why the figure is taken as it is. Keys "data.NAME", "data.NAME.
 for what a receipt holds besides its figures. A function returns `Found`, or a text to take the figure as it is, and raises `CannotTell`.
 
 To check more figures, write a module with such a dictionary and name it in `MODULES`. A key counts before a pattern, a longer pattern before a shorter one,
-and for the same key a later module before an earlier one:
+and for the same key a later module before an earlier one. Of a published report's box, `reported` says what takes the place of samples and logs:
 
     def pool(run, key):
         return Found(memory.pool(run.asked, run.spec, run.layers).pool_tokens, "memory.pool of the params", disagrees="its inputs give 4,137")
@@ -23,7 +23,7 @@ from typing import Any
 from .. import paths
 from ..errors import BadInput
 from ..receipts import Receipt
-from . import integrity, judged, launched, page, planned, samples
+from . import integrity, judged, launched, page, planned, reported, samples
 from .compare import CannotTell, Found, Row, attempt, plain
 from .opening import opened
 from .run import Run, other_version, read, said
@@ -126,7 +126,8 @@ def _how(known: dict[str, Any], key: str) -> Any:
 
 
 def _station(run: Run, number: int, receipt: Receipt) -> list[Row]:
-    name, known = paths.station_name(number), recomputations(paths.station_name(number))
+    name = paths.station_name(number)
+    known = recomputations(name) | reported.of(run, number)
     version, rows = other_version(receipt), []
     for key, figure in receipt.figures.items():
         how, texts = _how(known, key), {"source": figure.source, "label": figure.label, "disagrees": figure.disagrees}

@@ -20,7 +20,7 @@ class Found:
 
     decimals: the rounding with which the notebook stores the value; None: it stores it as it is. rel: how far a float may lie beside it where an input was
     stored rounded. source, label: what the figure's own texts must be, where they hold numbers too. disagrees: for a stated figure, what it must tell of
-    its own inputs; the value itself is then somebody's statement and stands. value None: there must be no such figure.
+    its own inputs; the value is then the statement. value None: there must be no such figure.
     """
 
     value: Any
@@ -78,8 +78,6 @@ def judged(station: str, key: str, says: Any, texts: dict[str, str], found: Foun
         expected = getattr(found, name)
         if expected is not None and name in texts and texts[name] != expected:
             return Row(station, f"{key}, its {name}", "differs", texts[name], expected, found.what)
-    if found.disagrees is not None:
-        return Row(station, key, "agrees", says, found.value, found.what)
     if not same(says, found.value, found.decimals, found.rel):
         shown = round(found.value, found.decimals) if isinstance(found.value, float) and found.decimals is not None else found.value
         if texts.get("disagrees"):

@@ -71,11 +71,14 @@ def _default(run: Run) -> tuple[tuple[int, ...], Pool]:
     return split, memory.pool(run.asked, run.spec, split, gpus=run.gpus(2))
 
 
-def _baseline(run: Run) -> tuple[tuple[int, ...], Pool]:
+def _baseline(run: Run) -> tuple[tuple[int, ...], Pool | None]:
+    """(split, ledger) of the other arm; no ledger where nothing tells the memory of its cards."""
     base = run.asked.verdict.baseline
     split = partition.resolve_split(base, run.spec)
-    size = base.tensor_parallel_size
-    return split, memory.pool(run.asked, run.spec, split, tensor_parallel_size=size, gpus=run.gpus(2), must_fit=False)
+    pool, why_none, unknown = gates.pool_of(run.asked, base, run.spec, split, run.gpus(2))
+    if pool is None and not unknown:
+        raise CannotTell(why_none)
+    return split, pool
 
 
 def on_cards(number: int, recompute):
@@ -105,7 +108,8 @@ def default_pool(run: Run, key: str) -> Found:
 
 def baseline_pool(run: Run, key: str) -> Found:
     """The pool of the arm compared against."""
-    return Found(_baseline(run)[1].pool_tokens, "memory.pool of params and cards")
+    pool = _baseline(run)[1]
+    return Found(pool.pool_tokens if pool else None, "memory.pool of params and cards")
 
 
 def ranks(run: Run, key: str) -> Found:
@@ -118,7 +122,7 @@ def memory_verdict(run: Run, key: str) -> Found:
     params = run.asked
     (split, pool), (base_split, base_pool), base = _default(run), _baseline(run), params.verdict.baseline
     line = f"predicted KV pool {pool.pool_tokens:,} tokens at {layout_name(params.parallel, split)}, rank {pool.binding_rank} binds"
-    line = f"{line}; {base_pool.pool_tokens:,} at {layout_name(base, base_split)}{memory_tables.shortfall(base_pool, params)}"
+    line = f"{line}; {memory_tables.beside(base_pool, layout_name(base, base_split), params)}"
     return Found(line, "memory.pool of params and cards")
 
 

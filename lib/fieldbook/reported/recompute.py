@@ -60,9 +60,9 @@ def source_of(report: Report, params: Params, box: Inventory) -> Source:
 
 def checked(source: Source, station: int | None = None) -> list[Checked]:
     """All figures of one notebook, or of all, each with its recomputation."""
-    figures = source.report.figures.values() if station is None else source.report.at(station)
-    found = []
-    for one in figures:
-        value, how = RECOMPUTE[one.id](source) if one.id in RECOMPUTE else (None, "")
-        found.append(Checked(one, value, how))
-    return found
+    return [check(source, one) for one in (source.report.figures.values() if station is None else source.report.at(station))]
+
+
+def check(source: Source, one: Reported) -> Checked:
+    """One figure with its recomputation."""
+    return Checked(one, *(RECOMPUTE[one.id](source) if one.id in RECOMPUTE else (None, "")))
