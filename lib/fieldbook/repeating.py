@@ -58,23 +58,29 @@ def to_be_same(repetitions: int, ratio: float, interval: tuple[float, float], sp
 
 
 def would_decide(
-    candidate: list[list[float]], baseline: list[list[float]], max_p: float, spread: float | None, band: float | None, interval: tuple[float, float]
+    candidate: list[list[float]],
+    baseline: list[list[float]],
+    max_p: float,
+    p_value: float,
+    spread: float | None,
+    band: float | None,
+    interval: tuple[float, float],
 ) -> More:
     """What would decide: arguments as verdict.compare has them; spread is the noise floor as seen, band what equal arms stay within.
 
-    Outside the band more repetitions sharpen the test; inside the noise floor they narrow the interval until it says 'same'. Between the two no number of
-    them helps: what is seen there may be the boots, and only more boots (or a quieter box) make the band smaller.
+    Outside the band more repetitions sharpen the test; inside the noise floor they narrow the interval until it says 'same'. Between the two, and where the
+    test is sure already, no number of them helps: what is seen there may be the boots, and only more of these (or a quieter box) make the band smaller.
     """
     if spread is None or band is None:
         return More(None, "no number of repetitions would decide: no arm was measured twice, so nothing tells what changes by itself; a second boot would")
     ours, theirs = (statistics.median(v for r in arm for v in r) for arm in (candidate, baseline))
     ratio, now = ours / theirs, min(len(values) for arm in (candidate, baseline) for values in arm)
     needed = to_differ(candidate, baseline, max_p) if abs(ratio - 1) > band else to_be_same(now, ratio, interval, spread)
-    if needed is None:
+    if needed is None or (abs(ratio - 1) <= band and p_value < max_p):
         inside = f"the difference of {abs(ratio - 1):.1%} lies within the A/A band of ±{band:.1%}"
         return More(None, f"no number of repetitions would decide: {inside}; more boots or a quieter box would make the band smaller")
     # Nearly enough is not enough: it was not told with as many as there are.
     needed = max(needed, now + 1)
     if needed > MOST_REPETITIONS:
-        return More(None, f"not even {MOST_REPETITIONS:,} repetitions would decide: the samples of one round differ by too much; more boots or a quieter box would")
+        return More(None, f"not even {MOST_REPETITIONS:,} repetitions would decide: samples of one round differ by too much; a quieter box would")
     return More(needed, f"{needed} repetitions per round and arm would decide")

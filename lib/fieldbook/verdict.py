@@ -11,7 +11,7 @@ import statistics
 from dataclasses import dataclass
 from functools import lru_cache
 
-from .errors import GateFailed
+from .errors import NoSamples
 from .params import metric_label
 from .repeating import More, would_decide
 
@@ -23,10 +23,6 @@ BAND_FACTOR = 2.5
 # Labellings that are looked at one by one; of more, so many are drawn.
 MOST_LABELLINGS, DRAWN_LABELLINGS = 2_000_000, 200_000
 SEED = 20260101
-
-
-class NoSamples(GateFailed):
-    """A metric of which an arm has no sound sample to compare."""
 
 
 @dataclass(frozen=True)
@@ -149,7 +145,7 @@ def compare(
         answer = "same"
     else:
         answer = "cannot tell"
-    more = would_decide(candidate, baseline, max_p, spread, band, (low, high)) if answer == "cannot tell" else None
+    more = would_decide(candidate, baseline, max_p, p, spread, band, (low, high)) if answer == "cannot tell" else None
     return Comparison(metric, ours, theirs, ratio, p, spread, band, (low, high), answer, more)
 
 
