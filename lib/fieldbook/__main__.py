@@ -83,6 +83,16 @@ def build_parser() -> argparse.ArgumentParser:
     sub.add_argument("--no-probes", action="store_true", help="points only")
     sub.add_argument("--keep-baseline", action="store_true", help="keep what the probes say as this model's baseline: only of a layout that you trust")
     sub.add_argument("--detect", type=float, metavar="RATE", help="how many trials a fault of this rate needs to be seen, such as 0.05; measures nothing")
+    sub = command("trial", "the verdict's steps by themselves: gates, baseline twice, candidate once more, table; what is done is not done again", run_trial)
+    sub.add_argument("file", metavar="FILE")
+    sub.add_argument("--step", choices=["preflight", "control", "boot", "verify", "verdict"], help="one step alone; without: those that are missing")
+    sub.add_argument("--run-dir", metavar="DIR", help="run folder to use instead of the box's latest, or a new one where there is none")
+    sub = command("compare", "two finished runs, or the two arms of one: the verdict", run_compare)
+    sub.add_argument("run_a", metavar="RUN_A", help="run folder, or a .zip of one; its layout is the candidate")
+    sub.add_argument("run_b", metavar="RUN_B", nargs="?", help="what it is held against: the layout of this run; without: the baseline of RUN_A")
+    sub.add_argument("--metric", metavar="NAME", help="the one metric that decides, instead of the params' own, such as decode_c4_tok_s")
+    sub.add_argument("--expect", choices=["faster", "slower", "same"], help="what RUN_A is expected to be")
+    sub.add_argument("--any-box", action="store_true", help="compare runs of different boxes all the same")
     sub = command("degeneration", "whether one completion goes round or is no language any more", run_degeneration)
     sub.add_argument("file", metavar="TEXTFILE", help="the completion; -: standard input")
     sub = command("defaultcheck", "compare each params file's command line with the one committed in params/commands/", run_defaultcheck)
@@ -283,6 +293,20 @@ def run_bench(arguments) -> int:
     from . import bench_terminal
 
     return bench_terminal.run_bench(arguments)
+
+
+def run_trial(arguments) -> int:
+    """`fieldbook trial`."""
+    from . import trial_terminal
+
+    return trial_terminal.run_trial(arguments)
+
+
+def run_compare(arguments) -> int:
+    """`fieldbook compare`."""
+    from . import trial_terminal
+
+    return trial_terminal.run_compare(arguments)
 
 
 def run_degeneration(arguments) -> int:

@@ -16,6 +16,7 @@ from .params import Baseline, Parallel, Params, metric_label
 from .probes import Answer
 from .receipts import Receipt
 from .reported import arms as reported_arms
+from .schema import Probes
 from .splits import layout_name as layout_name  # the notebooks ask for it here
 from .station import Station
 
@@ -123,8 +124,13 @@ def _state_file(station: Station, receipt: Receipt) -> Path | None:
     return station.run_dir / relative if relative else None
 
 
-def measure(station: Station, booted: Boot, arm: str, rounds: int, ceilings_tok_s: dict[str, float], run: Callable | None) -> list[Sample]:
-    """All points in full rounds on one boot; for a recorded box the recorded samples of that arm and boot, none of a report."""
+def measure(
+    station: Station, booted: Boot, arm: str, rounds: int, ceilings_tok_s: dict[str, float], run: Callable | None, after: str = ""
+) -> list[Sample]:
+    """All points in full rounds on one boot; for a recorded box the recorded samples of that arm and boot, none of a report.
+
+    after: what this measurement follows on (a digest); one that was interrupted is gone on with only where that is still the same.
+    """
     if station.report:
         return []
     number = int(booted.name.rpartition("-")[2])
@@ -133,7 +139,7 @@ def measure(station: Station, booted: Boot, arm: str, rounds: int, ceilings_tok_
         return [s for s in recorded if (s.arm, s.boot) == (arm, number) and s.round <= rounds]
     # The station removes it when it closes: until then a rerun goes on with it.
     unfinished = station.run_dir / "servers" / f"{station.unfinished}{booted.name}.jsonl"
-    about = {"params": station.params.hash}
+    about = {"params": station.params.hash} | ({"after": after} if after else {})
     with _measured(booted), station.clock("load"):
         target = bench.of_state(booted.state)
         fresh = bench.measure(target, run, station.params.benchmarks, arm, number, rounds, ceilings_tok_s, unfinished, about, station.progress)
@@ -164,8 +170,8 @@ def first_boot(station: Station) -> list[Sample]:
     return [s for s in bench.read_samples(file) if (s.arm, s.boot) == ("candidate", 1)]
 
 
-def probe(station: Station, booted: Boot, arm: str) -> tuple[list[Answer], dict[str, Any]]:
-    """Ask all probes; for a recorded box the recorded answers. Returns (answers, what probes.summary tells of them)."""
+def probe(station: Station, booted: Boot, arm: str, asked: Probes | None = None) -> tuple[list[Answer], dict[str, Any]]:
+    """Ask all probes, or those `asked`; for a recorded box the recorded answers. Returns (answers, what probes.summary tells of them)."""
     if station.report:
         return [], reported_arms.told(station.report, arm)
     if not station.live:
@@ -174,7 +180,7 @@ def probe(station: Station, booted: Boot, arm: str) -> tuple[list[Answer], dict[
     params, file = station.params, station.run_dir / "readings.json"
     with _measured(booted), station.clock("probes"):
         streams = max(params.benchmarks.decode_concurrency)
-        answers, read = probes.run(bench.of_state(booted.state), params.probes, params.engine.max_model_len, streams, arm, station.progress)
+        answers, read = probes.run(bench.of_state(booted.state), asked or params.probes, params.engine.max_model_len, streams, arm, station.progress)
     probes.keep_answers(station.run_dir / "answers.jsonl", answers)
     files.write_json(file, (json.loads(file.read_text()) if file.is_file() else {}) | {arm: read})
     station.progress("")
@@ -244,5 +250,6 @@ def boot_data(booted: Boot) -> dict[str, Any]:
         "name": booted.name,
         "measured_log": asdict(booted.log),
         "phases": booted.phases,
+        "ready_s": booted.ready_s,
         "state_file": f"servers/{booted.state_file.name}" if booted.state_file else None,
     }

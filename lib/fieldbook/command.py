@@ -144,7 +144,7 @@ def command_line(params: Params, arm: Parallel | Baseline, layers_per_stage: tup
     if engine.device == "cuda":
         argv += ["--gpu-memory-utilization", str(engine.gpu_memory_utilization)]
         argv += ["--kv-cache-memory-bytes", str(engine.kv_cache_gib_per_rank * 2**30)] if engine.kv_cache_gib_per_rank else []
-    return CommandLine(tuple(argv + params.server.extra_args), {**_environment(params, arm, layers_per_stage), **params.server.extra_env})
+    return CommandLine(tuple(argv + params.extra_args_of(arm)), {**_environment(params, arm, layers_per_stage), **params.extra_env_of(arm)})
 
 
 def _environment(params: Params, arm: Parallel | Baseline, layers_per_stage: tuple[int, ...]) -> dict[str, str]:

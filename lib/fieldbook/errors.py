@@ -21,6 +21,16 @@ class GateFailed(FieldbookError):
     """A station's gate or probe said no. Exit status 1; the receipt and the report show the failure."""
 
 
+class Degenerate(GateFailed):
+    """The candidate's answers degenerate. Exit status 2, as `fieldbook bench` has it (measuring protocol 1)."""
+
+    exit_status = 2
+
+
+class NoSamples(BadInput):
+    """There is nothing to compare: no samples were recorded of a box, or none of an arm in a metric is sound."""
+
+
 def short(value: object, most: int = 60) -> str:
     """A value in a message, cut when it is long."""
     text = repr(value)

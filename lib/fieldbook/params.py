@@ -126,8 +126,10 @@ def _location(problem: dict) -> tuple:
 
 def _got(location: tuple, value: Any) -> str:
     """A wrong value in a message; a secret, or what may hold one, is not repeated."""
-    if location[:2] in (("server", "api_key"), ("server", "extra_args"), ("server", "extra_env")):
-        plain = location[1] != "api_key" and len(location) == 3 and not secrecy.is_secret(str(location[2])) and not isinstance(value, (list, dict))
+    section = 2 if location[:2] == ("verdict", "baseline") else 1
+    if location[0] in ("server", "verdict") and location[section : section + 1] in (("api_key",), ("extra_args",), ("extra_env",)):
+        one = len(location) == section + 2 and not isinstance(value, (list, dict))
+        plain = one and location[section] != "api_key" and not secrecy.is_secret(str(location[-1]))
         if not plain:
             return f"a {type(value).__name__}"
     return secrecy.scrubbed(short(value), ())

@@ -160,6 +160,8 @@ class Measuring(Section):
 
 class Baseline(Ranks):
     layer_partition: list[Positive] | Literal["best", "default"] = Field("default", description="layers per stage of the arm compared against")
+    extra_args: list[str] = Field([], description="more arguments for this arm's server alone, behind those of server.extra_args")
+    extra_env: dict[str, str] = Field({}, description="more environment for this arm's server alone; a variable given here replaces server.extra_env's")
 
 
 class Verdict(Section):
@@ -184,11 +186,19 @@ class Params(Section):
     def shareable(self) -> dict[str, Any]:
         """The resolved values for receipts and reports: secrets given to the server are starred out."""
         whole = self.model_dump()
-        extra = whole["server"]["extra_env"].items()
-        # A secret is a $NAME, which may be told; a literal one is refused before it comes here, and starred out all the same.
-        whole["server"]["extra_env"] = {key: STARS if is_secret(key) and not is_reference(value) else value for key, value in extra}
-        whole["server"]["extra_args"] = without_secrets(whole["server"]["extra_args"])
+        for section in (whole["server"], whole["verdict"]["baseline"]):
+            # A secret is a $NAME, which may be told; a literal one is refused before it comes here, and starred out all the same.
+            section["extra_env"] = {key: STARS if is_secret(key) and not is_reference(value) else value for key, value in section["extra_env"].items()}
+            section["extra_args"] = without_secrets(section["extra_args"])
         return whole
+
+    def extra_env_of(self, arm: Ranks) -> dict[str, str]:
+        """Environment that an arm's server gets besides what its layout asks for: the server section's, and over it the baseline's own."""
+        return {**self.server.extra_env, **(arm.extra_env if isinstance(arm, Baseline) else {})}
+
+    def extra_args_of(self, arm: Ranks) -> list[str]:
+        """More arguments of an arm's server: the server section's, then the baseline's own."""
+        return [*self.server.extra_args, *(arm.extra_args if isinstance(arm, Baseline) else [])]
 
     @property
     def hash(self) -> str:

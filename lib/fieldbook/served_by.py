@@ -46,27 +46,35 @@ def check(params: Params, where: str) -> None:
     if served.api_key and not secrecy.is_reference(served.api_key):
         raise BadInput(f"{where}: server.api_key: expected $NAME of the environment variable that holds the key; a key must not stand in a params file")
     own = _OWN_VARIABLES | ({"OMP_NUM_THREADS": "engine.omp_threads_per_rank"} if engine.omp_threads_per_rank and engine.device == "cpu" else {})
-    for number, (key, value) in enumerate(served.extra_env.items()):
-        if not _VARIABLE.fullmatch(key):
-            raise BadInput(f"{where}: server.extra_env: key {number + 1} is no name of a variable; expected NAME: value")
-        if key in own:
-            raise BadInput(f"{where}: server.extra_env.{key}: is set by {own[key]}; say it there")
-        if (secrecy.is_secret(key) and not secrecy.is_reference(value)) or secrecy.has_form_of_secret(value):
-            cure = "expected $NAME of the environment variable that holds it; a secret must not stand in a params file"
-            raise BadInput(f"{where}: server.extra_env.{key}: {cure}")
-        _writable(value, f"{where}: server.extra_env.{key}")
-    for i, word in enumerate(served.extra_args):
-        place = f"{where}: server.extra_args.{i}"
-        if told := _own_option(word):
-            raise BadInput(f"{place}: {told[0]} is set by {told[1]}; say it there")
-        if _is_secret_option(word) or secrecy.has_form_of_secret(word) or _names_secret(_json(word.partition("=")[2] or word)):
-            raise BadInput(f"{place}: holds a secret, which every user of the machine could read; vLLM takes it from a variable, by server.extra_env")
-        _writable(word, place)
+    for section, one in (("server", served), ("verdict.baseline", params.verdict.baseline)):
+        _check_environment(one.extra_env, own, f"{where}: {section}.extra_env")
+        _check_arguments(one.extra_args, f"{where}: {section}.extra_args", section)
     _check_drafts(engine.draft_options, f"{where}: engine.draft_options")
     for key, value in (("model.path", params.model.path), ("engine.draft_model", engine.draft_model), ("engine.python", engine.python)):
         if "://" in value:
             raise BadInput(f"{where}: {key}: expected a path on this machine, not an address")
         _writable(value, f"{where}: {key}")
+
+
+def _check_environment(values: dict[str, str], own: dict[str, str], where: str) -> None:
+    for number, (key, value) in enumerate(values.items()):
+        if not _VARIABLE.fullmatch(key):
+            raise BadInput(f"{where}: key {number + 1} is no name of a variable; expected NAME: value")
+        if key in own:
+            raise BadInput(f"{where}.{key}: is set by {own[key]}; say it there")
+        if (secrecy.is_secret(key) and not secrecy.is_reference(value)) or secrecy.has_form_of_secret(value):
+            cure = "expected $NAME of the environment variable that holds it; a secret must not stand in a params file"
+            raise BadInput(f"{where}.{key}: {cure}")
+        _writable(value, f"{where}.{key}")
+
+
+def _check_arguments(words: list[str], where: str, section: str) -> None:
+    for i, word in enumerate(words):
+        if told := _own_option(word):
+            raise BadInput(f"{where}.{i}: {told[0]} is set by {told[1]}; say it there")
+        if _is_secret_option(word) or secrecy.has_form_of_secret(word) or _names_secret(_json(word.partition("=")[2] or word)):
+            raise BadInput(f"{where}.{i}: holds a secret, which every user of the machine could read; vLLM takes it from a variable, by {section}.extra_env")
+        _writable(word, f"{where}.{i}")
 
 
 def _check_drafts(options: dict, where: str) -> None:

@@ -108,7 +108,7 @@ def cards_of(params: Params, arm: Parallel | Baseline) -> list[int]:
 
     Where it names them otherwise than by number, the first ones.
     """
-    asked_for = params.server.extra_env.get("CUDA_VISIBLE_DEVICES", os.environ.get("CUDA_VISIBLE_DEVICES"))
+    asked_for = params.extra_env_of(arm).get("CUDA_VISIBLE_DEVICES", os.environ.get("CUDA_VISIBLE_DEVICES"))
     found = visible_gpus(asked_for, arm.ranks)
     return (list(range(arm.ranks)) if found is None else found)[: arm.ranks]
 

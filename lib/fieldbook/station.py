@@ -15,7 +15,7 @@ import yaml
 from . import files, paths, processes, receipts, reported
 from . import params as params_module
 from .budget import Gpus, LoggedTerms
-from .errors import BadInput, GateFailed
+from .errors import BadInput, Degenerate, GateFailed
 from .inventory import Inventory
 from .params import Params
 from .receipts import Evidence, Figure, Receipt
@@ -122,8 +122,8 @@ class Station:
         """How files begin that hold what this station has measured so far, in the run's servers/ folder."""
         return f"unfinished-{self.notebook[:2]}-"
 
-    def close(self, verdict: str, passed: bool = True) -> str:
-        """Write the receipt and return the verdict line. Raises GateFailed after writing when `passed` is false."""
+    def close(self, verdict: str, passed: bool = True, degenerate: bool = False) -> str:
+        """Write the receipt and return the verdict line. Raises GateFailed after writing when `passed` is false; Degenerate when that is why."""
         receipt = Receipt(
             notebook=self.notebook,
             box=self.params.box.name,
@@ -142,7 +142,7 @@ class Station:
         for file in (self.run_dir / "servers").glob(f"{self.unfinished}*"):
             file.unlink()
         if not passed:
-            raise GateFailed(verdict)
+            raise (Degenerate if degenerate else GateFailed)(verdict)
         return verdict
 
 
@@ -194,4 +194,7 @@ def _run_station(station: Station, name: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, env=env, preexec_fn=processes.die_with_parent, check=False)
     if done.returncode:
         lines = done.stderr.strip().splitlines()
-        raise GateFailed(f"{station.notebook} needs {name}, which failed: {lines[-1] if lines else f'exit status {done.returncode}'}")
+        from .correctness import has_degenerated
+
+        kind = Degenerate if has_degenerated(receipts.read(station.run_dir, name), station.params) else GateFailed
+        raise kind(f"{station.notebook} needs {name}, which failed: {lines[-1] if lines else f'exit status {done.returncode}'}")

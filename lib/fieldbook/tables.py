@@ -12,7 +12,6 @@ from .params import Baseline, Parallel
 from .receipts import Figure
 from .show import gib
 from .splits import layout_name
-from .verdict import Comparison
 
 if TYPE_CHECKING:
     # Its module loads libcst, which takes longer than a whole inventory.
@@ -312,44 +311,3 @@ def server_facts(name: str, booted: "Boot") -> Rows:
 def ceilings(limits: dict[str, float]) -> Rows:
     """Ceiling of each metric; where there is none, what that means."""
     return pairs(limits, "metric", "ceiling, tok/s") or [{"metric": "none", "why": "the rates of this box's processor or GPUs are not known"}]
-
-
-def arms(logs: dict[str, Any], counted: dict[str, dict[str, tuple[int, int]]], names: dict[str, str]) -> Rows:
-    """Both arms: layout, pool, and of what each was asked how much failed."""
-    return [
-        {
-            "arm": arm,
-            "layout": names[arm],
-            "KV pool, boot log": logs[arm].pool_tokens,
-            "vLLM": logs[arm].vllm_version,
-            "failed": ", ".join(f"{probe} {k} of {n}" for probe, (k, n) in counted[arm].items()),
-        }
-        for arm in names
-    ]
-
-
-def comparisons(found: list[Comparison], adjusted: dict[str, float], primary: str, names: dict[str, str]) -> Rows:
-    """One row per metric: medians, ratio, p, band, interval, answer."""
-    return [
-        {
-            "metric": c.metric + (" (primary)" if c.metric == primary else ""),
-            names["candidate"]: c.candidate_median,
-            names["baseline"]: c.baseline_median,
-            "ratio": c.ratio,
-            "p": c.p_value,
-            "p, Holm": adjusted.get(c.metric),
-            "A/A band": f"±{c.aa_band:.1%}",
-            "90% interval": f"{c.interval[0]:.3f} to {c.interval[1]:.3f}",
-            "answer": c.answer,
-        }
-        for c in found
-    ]
-
-
-def pools(predicted: dict[str, Pool], logs: dict[str, Any], names: dict[str, str]) -> Rows:
-    """Pool of both arms: predicted, logged, residual."""
-    rows = []
-    for arm in names:
-        ours, seen = predicted[arm].pool_tokens, logs[arm].pool_tokens
-        rows.append({"layout": names[arm], "predicted": ours, "boot log": seen, "residual": None if seen is None else seen - ours})
-    return rows

@@ -1,31 +1,48 @@
 """The verdict: two arms, one primary metric, an expectation written first, three possible answers.
 
-Samples are pooled over both rounds and compared within rounds, by an exact permutation test; the spread between two rounds of the same arm is the
-noise floor (measuring protocol 1).
+Samples are pooled over both rounds and compared within rounds, by an exact permutation test; what two boots of the same arm differ by is the noise floor
+(measuring protocol 1). `repeating` says what more repetitions would do, `correctness` which arm answers worse.
 """
 
 import itertools
+import math
 import random
 import statistics
 from dataclasses import dataclass
+from functools import lru_cache
 
+from .errors import NoSamples
 from .params import metric_label
+from .repeating import More, would_decide
 
 BOOTSTRAP_DRAWS = 4000
+# The A/A band over the largest difference seen between two boots of one arm. Both arms have two boots, so that difference is a poor estimate of what boots
+# do: where boots differ by chance (normally) and samples within a boot do not, two equal arms lie further apart than one such difference in 22 of 100
+# verdicts, than 2.42 of them in 5 of 100 (the integral over the normal distribution, and tests/unit/test_verdict.py by simulation).
+BAND_FACTOR = 2.5
+# Labellings that are looked at one by one; of more, so many are drawn.
+MOST_LABELLINGS, DRAWN_LABELLINGS = 2_000_000, 200_000
+SEED = 20260101
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Candidate against baseline in one metric. ratio = candidate median / baseline median; band and interval are relative to 1."""
+    """Candidate against baseline in one metric. ratio = candidate median / baseline median; spread, band and interval are relative to 1.
+
+    spread: largest difference between two boots (or rounds) of one arm, the noise floor as it was seen; None where no arm was measured twice.
+    aa_band: BAND_FACTOR times that, what two equal arms stay within. more: for 'cannot tell', what would decide.
+    """
 
     metric: str
     candidate_median: float
     baseline_median: float
     ratio: float
     p_value: float
-    aa_band: float
+    spread: float | None
+    aa_band: float | None
     interval: tuple[float, float]
     answer: str
+    more: More | None = None
 
 
 def pooled(rounds: list[list[float]]) -> list[float]:
@@ -37,68 +54,99 @@ def permutation_p(candidate: list[list[float]], baseline: list[list[float]]) -> 
     """Exact two-sided p-value of the difference of means, labels exchanged within each round.
 
     candidate[r] and baseline[r] are the values of round r. Every relabelling is looked at: C(6,3)^2 = 400 for two rounds of three against
-    three, so the smallest possible p is 2/400.
+    three, so the smallest possible p is 2/400. Of more than MOST_LABELLINGS, a sample is drawn by a fixed seed, the observed one among them.
     """
+    import numpy as np
+
     observed = abs(statistics.fmean(pooled(candidate)) - statistics.fmean(pooled(baseline)))
-    per_round = []
-    for ours, theirs in zip(candidate, baseline, strict=True):
-        together = ours + theirs
-        sums = [sum(together[i] for i in chosen) for chosen in itertools.combinations(range(len(together)), len(ours))]
-        per_round.append((sums, sum(together)))
-    count_candidate, count_baseline = len(pooled(candidate)), len(pooled(baseline))
-    total = sum(whole for _, whole in per_round)
-    as_extreme = looked_at = 0
-    for choice in itertools.product(*(sums for sums, _ in per_round)):
-        ours = sum(choice)
-        difference = abs(ours / count_candidate - (total - ours) / count_baseline)
-        looked_at += 1
-        # Sums of floats in another order differ in the last bits; the observed labelling must count itself.
-        as_extreme += difference >= observed * (1 - 1e-9)
-    return as_extreme / looked_at
+    per_round = [(ours + theirs, len(ours)) for ours, theirs in zip(candidate, baseline, strict=True)]
+    sums = np.zeros(1)
+    if math.prod(math.comb(len(together), ours) for together, ours in per_round) <= MOST_LABELLINGS:
+        for together, ours in per_round:
+            sums = np.add.outer(sums, [sum(chosen) for chosen in itertools.combinations(together, ours)]).ravel()
+    else:
+        draw = np.random.default_rng(SEED)
+        sums = np.zeros(DRAWN_LABELLINGS)
+        for together, ours in per_round:
+            # The first ones of a shuffled round are a random choice of the candidate's.
+            order = np.argsort(draw.random((DRAWN_LABELLINGS, len(together))), axis=1)[:, :ours]
+            sums += np.array(together)[order].sum(axis=1)
+        sums = np.append(sums, sum(pooled(candidate)))
+    total, ours, theirs = sum(pooled(candidate) + pooled(baseline)), len(pooled(candidate)), len(pooled(baseline))
+    differences = np.abs(sums / ours - (total - sums) / theirs)
+    # Sums of floats in another order differ in the last bits; the observed labelling must count itself.
+    as_extreme = differences >= observed * (1 - 1e-9) - 1e-13 * total
+    return float(as_extreme.mean())
 
 
-def aa_band(candidate: list[list[float]], baseline: list[list[float]], repeated: list[list[list[float]]] | None = None) -> float:
-    """Noise floor: the largest relative difference between the medians of two rounds of the same arm.
+def noise_floor(candidate: list[list[float]], baseline: list[list[float]], repeated: list[list[list[float]]] | None = None) -> float | None:
+    """The largest relative difference between the medians of two rounds of the same arm; None where no arm has two rounds.
 
-    repeated: more such rounds, each entry those of one boot, which are not compared otherwise.
+    repeated: more such rounds, each entry those of one boot (or of boots of one arm), which are not compared otherwise. Empty rounds are left out.
     """
     spreads = []
     for rounds in (candidate, baseline, *(repeated or [])):
-        medians = [statistics.median(values) for values in rounds]
-        spreads.append((max(medians) - min(medians)) / statistics.median(pooled(rounds)))
-    return max(spreads)
+        medians = [statistics.median(values) for values in rounds if values]
+        if len(medians) > 1:
+            spreads.append((max(medians) - min(medians)) / statistics.median(pooled(rounds)))
+    return max(spreads, default=None)
 
 
 def bootstrap_interval(candidate: list[list[float]], baseline: list[list[float]], level: float = 0.90) -> tuple[float, float]:
     """Percentile interval of the ratio of medians, resampled within rounds. A fixed seed makes it repeatable."""
-    draw = random.Random(20260101)
-    ratios = []
-    for _ in range(BOOTSTRAP_DRAWS):
-        medians = [statistics.median([v for values in rounds for v in draw.choices(values, k=len(values))]) for rounds in (candidate, baseline)]
-        ratios.append(medians[0] / medians[1])
-    ratios.sort()
+    import numpy as np
+
+    medians = []
+    for arm, rounds in enumerate((candidate, baseline)):
+        drawn = [np.array(values)[_resamples(len(values), arm, place)] for place, values in enumerate(rounds)]
+        medians.append(np.median(np.concatenate(drawn, axis=1), axis=1))
+    ratios = np.sort(medians[0] / medians[1])
     tail = (1 - level) / 2
-    return ratios[int(tail * BOOTSTRAP_DRAWS)], ratios[int((1 - tail) * BOOTSTRAP_DRAWS) - 1]
+    return float(ratios[int(tail * BOOTSTRAP_DRAWS)]), float(ratios[int((1 - tail) * BOOTSTRAP_DRAWS) - 1])
+
+
+@lru_cache(maxsize=64)
+def _resamples(count: int, arm: int, place: int):
+    """Indices of BOOTSTRAP_DRAWS resamples of so many values. Python's own generator gives the same ones with every release of numpy."""
+    import numpy as np
+
+    draw = random.Random(f"{SEED}/{count}/{arm}/{place}")
+    return np.array([draw.choices(range(count), k=count) for _ in range(BOOTSTRAP_DRAWS)])
+
+
+def both(candidate: list[list[float]], baseline: list[list[float]]) -> tuple[list[list[float]], list[list[float]]]:
+    """The rounds in which both arms have a sound value: only there can labels be exchanged."""
+    pairs = [(ours, theirs) for ours, theirs in zip(candidate, baseline, strict=True) if ours and theirs]
+    return [ours for ours, _ in pairs], [theirs for _, theirs in pairs]
 
 
 def compare(
     metric: str, candidate: list[list[float]], baseline: list[list[float]], max_p: float, repeated: list[list[list[float]]] | None = None
 ) -> Comparison:
-    """Compare two arms in one metric; each list holds one list of sound values per round, at least one value in each; repeated as in aa_band.
+    """Compare two arms in one metric; each list holds one list of sound values per round; repeated as in noise_floor.
 
-    'faster' or 'slower': p < max_p and the difference of medians outside the A/A band. 'same': the 90% interval lies inside the band.
-    Else 'cannot tell'.
+    'faster' or 'slower': p < max_p and the difference of medians outside the A/A band. 'same': the 90% interval lies inside the noise floor as seen.
+    Else 'cannot tell', also where nothing was measured twice, so that there is no floor. Raises NoSamples where no round has values of both arms.
     """
+    for name, rounds in (("candidate", candidate), ("baseline", baseline)):
+        if not pooled(rounds):
+            raise NoSamples(f"{metric}: no sound sample of the {name}")
+    spread = noise_floor(candidate, baseline, repeated)
+    candidate, baseline = both(candidate, baseline)
+    if not candidate:
+        raise NoSamples(f"{metric}: no round with sound samples of both arms")
     ours, theirs = statistics.median(pooled(candidate)), statistics.median(pooled(baseline))
-    ratio, p, band = ours / theirs, permutation_p(candidate, baseline), aa_band(candidate, baseline, repeated)
+    ratio, p = ours / theirs, permutation_p(candidate, baseline)
     low, high = bootstrap_interval(candidate, baseline)
-    if p < max_p and abs(ratio - 1) > band:
+    band = None if spread is None else BAND_FACTOR * spread
+    if band is not None and p < max_p and abs(ratio - 1) > band:
         answer = "faster" if ratio > 1 else "slower"
-    elif 1 - band <= low and high <= 1 + band:
+    elif spread is not None and 1 - spread <= low and high <= 1 + spread:
         answer = "same"
     else:
         answer = "cannot tell"
-    return Comparison(metric, ours, theirs, ratio, p, band, (low, high), answer)
+    more = would_decide(candidate, baseline, max_p, p, spread, band, (low, high)) if answer == "cannot tell" else None
+    return Comparison(metric, ours, theirs, ratio, p, spread, band, (low, high), answer, more)
 
 
 def holm(p_values: dict[str, float]) -> dict[str, float]:
@@ -112,9 +160,10 @@ def holm(p_values: dict[str, float]) -> dict[str, float]:
 
 
 def sentence(primary: Comparison, expectation: str, names: dict[str, str]) -> str:
-    """The verdict in one line: what was found, how sure, and whether it was expected."""
+    """The verdict on speed in one line: what was found, how sure, whether it was expected, and what would decide where it cannot be told."""
     ours, theirs = names["candidate"], names["baseline"]
     found = f"{ours} is {primary.answer} than {theirs}" if primary.answer in ("faster", "slower") else f"{ours} against {theirs}: {primary.answer}"
-    agrees = "as expected" if primary.answer == expectation else f"expected was '{expectation}'"
+    agrees = "as expected" if primary.answer == expectation else f"expected was '{expectation}'" if expectation else "nothing was expected"
     figures = f"{primary.candidate_median:.1f} against {primary.baseline_median:.1f} tok/s, x{primary.ratio:.2f}, p = {primary.p_value:.3f}"
-    return f"{found} in {metric_label(primary.metric)}: {figures}; {agrees}"
+    more = f" ({primary.more.words})" if primary.more else ""
+    return f"{found} in {metric_label(primary.metric)}: {figures}; {agrees}{more}"

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import yaml
 
-from . import files, models, onewalk, paths, publish, receipts, server
-from .errors import BadInput, FieldbookError
+from . import correctness, files, models, onewalk, paths, publish, receipts, server
+from .errors import BadInput, Degenerate, FieldbookError
 from .interrupts import Interrupted, ignore_signals, owning, signals
 from .params import Params
 from .station import BY_HAND
@@ -22,7 +22,7 @@ from .station import BY_HAND
 
 @dataclass(frozen=True)
 class Walk:
-    """What a run left behind. status: 0 done, 1 a station failed, 130 or 143 interrupted."""
+    """What a run left behind. status: 0 done, 1 a station failed, 2 the candidate degenerates, 130 or 143 interrupted."""
 
     run_dir: Path
     status: int
@@ -89,7 +89,7 @@ def _run_alone(params: Params, first: int, only: int | None, run_dir: str | None
     (folder / ".progress").unlink(missing_ok=True)
     with signals():
         try:
-            with owning(keep_server), _shown_progress(folder):
+            with owning(keep_server), shown_progress(folder):
                 say(f"{params.box.name}: run folder {_shown(folder)}")
                 if params.box.kind == "live":
                     models.ensure(params, say)
@@ -97,7 +97,8 @@ def _run_alone(params: Params, first: int, only: int | None, run_dir: str | None
                 for name in names:
                     failure = _run_one(params, name, folder)
                     if failure:
-                        status = 1
+                        # As `fieldbook bench` says it: answers that degenerate are status 2.
+                        status = Degenerate.exit_status if correctness.has_degenerated(_quiet_read(folder, name), params) else 1
                         break
         except Interrupted as interrupt:
             status, failure = 128 + interrupt.number, f"interrupted by {interrupt}"
@@ -187,7 +188,7 @@ def _shown(folder: Path) -> str:
 
 
 @contextmanager
-def _shown_progress(folder: Path) -> Iterator[None]:
+def shown_progress(folder: Path) -> Iterator[None]:
     """Show the line that a busy notebook leaves in the run folder whenever it changes."""
     done = threading.Event()
 

@@ -384,7 +384,7 @@ def test_others_on_the_devices_and_leftovers_in_the_shell():
     # A card that no rank gets may do what it wants.
     assert passes(ruling("foreign processes", GLM, facts=replace(SOUND, gpu_processes={9: ("python (99)",), 2: ()})))
     shell = {"NCCL_ALGO": "Tree", "VLLM_ATTENTION_BACKEND": "X", "HOME": "/", "VLLM_API_KEY": "k", "OMP_NUM_THREADS": "9"}
-    left = gates.looking.inherited(shell, launch().params)
+    left = gates.looking.inherited(shell, launch().params, launch().arm)
     assert left == ("NCCL_ALGO", "VLLM_ATTENTION_BACKEND")
     told = ruling("environment", facts=replace(SOUND, inherited=left))
     assert told.result == "warn" and "NCCL_ALGO" in told.reason

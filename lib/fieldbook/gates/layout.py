@@ -55,7 +55,7 @@ def devices(launch: Launch) -> Ruling:
         return Ruling("pass", "cpu is there")
     if launch.box is None:
         return Ruling("not checked", "nothing tells the GPUs of this box", ways_out=("`fieldbook capture DIR` on the box",))
-    seen = visible_gpus(launch.params.server.extra_env.get("CUDA_VISIBLE_DEVICES"), len(launch.box.gpus))
+    seen = visible_gpus(launch.params.extra_env_of(launch.arm).get("CUDA_VISIBLE_DEVICES"), len(launch.box.gpus))
     answering = [g for g in launch.box.gpus if not g.lost]
     have, need = len(answering if seen is None else [g for g in answering if g.index in seen]), launch.arm.ranks
     if not have:

@@ -118,7 +118,8 @@ def facts_of(params: Params, arm: Parallel | Baseline, run_dir: Path) -> Facts:
     seen = checkpoint_facts(weights_dir(params))
     if params.model.source != "folder" and not models.is_complete(weights_dir(params)):
         seen = {"checkpoint_pending": f"the weights of {params.model.name} are made at the first start"}
-    free, not_writable = _disk(run_dir, params)
+    extra = params.extra_env_of(arm)
+    free, not_writable = _disk(run_dir, extra)
     processes, used = _gpus() if params.engine.device == "cuda" else ({}, {})
     busy, cores = _busy() if params.engine.device == "cpu" else ((), None)
     return Facts(
@@ -135,17 +136,17 @@ def facts_of(params: Params, arm: Parallel | Baseline, run_dir: Path) -> Facts:
         gpu_used_bytes=used,
         busy=busy,
         busy_cores=cores,
-        inherited=inherited(os.environ, params),
-        unset=tuple(value for value in params.server.extra_env.values() if secrecy.is_reference(value) and not os.environ.get(value[1:])),
+        inherited=inherited(os.environ, params, arm),
+        unset=tuple(value for value in extra.values() if secrecy.is_reference(value) and not os.environ.get(value[1:])),
         api_key_set=not params.server.api_key or bool(os.environ.get(params.server.api_key[1:])),
         other_model=other_model(params),
         **seen,
     )
 
 
-def inherited(environment, params: Params) -> tuple[str, ...]:
-    """Variables that the server would inherit, that change it, and that neither the params nor Fieldbook set; their values may be secrets."""
-    decided = {*DECIDED, *params.server.extra_env, "OMP_NUM_THREADS"} if params.engine.omp_threads_per_rank else {*DECIDED, *params.server.extra_env}
+def inherited(environment, params: Params, arm: Parallel | Baseline) -> tuple[str, ...]:
+    """Variables that the arm's server would inherit, that change it, and that neither the params nor Fieldbook set; their values may be secrets."""
+    decided = {*DECIDED, *params.extra_env_of(arm), *(["OMP_NUM_THREADS"] if params.engine.omp_threads_per_rank else [])}
     return tuple(sorted(name for name in environment if name.startswith(_READ) and not name.startswith(_HARMLESS) and name not in decided))
 
 
@@ -164,9 +165,9 @@ def _port_taken(params: Params) -> str:
     return ""
 
 
-def _disk(run_dir: Path, params: Params) -> tuple[dict[str, int], tuple[str, ...]]:
+def _disk(run_dir: Path, extra_env: dict[str, str]) -> tuple[dict[str, int], tuple[str, ...]]:
     """(free bytes, what cannot be written) of the run folder and vLLM's cache, by what of them is there already."""
-    environment = {**os.environ, **params.server.extra_env}
+    environment = {**os.environ, **extra_env}
     # As vllm/envs.py has it.
     cache = environment.get("VLLM_CACHE_ROOT") or os.path.join(environment.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "vllm")
     wanted = {"the run folder": Path(run_dir), "vLLM's cache": Path(cache), "temporary files": Path(tempfile.gettempdir())}

@@ -2,7 +2,7 @@
 
 from .. import memory
 from ..budget import NON_TORCH_BYTES, requested_bytes
-from ..schema import Params
+from ..schema import Params, Ranks
 from .ruling import Launch, Ruling
 
 GIB = 2**30
@@ -17,13 +17,13 @@ LEAST_DISK_BYTES, TIGHT_DISK_BYTES = 512 << 20, 2 * GIB
 SHM_BASE_BYTES, SHM_RANK_BYTES = 64 << 20, 16 << 20
 
 
-def host_weights_bytes(params: Params) -> int:
-    """Weights that will lie in host memory: all of them on a CPU; on GPUs what --cpu-offload-gb of server.extra_args says, per rank and in GiB (vLLM)."""
+def host_weights_bytes(params: Params, arm: Ranks | None = None) -> int:
+    """Weights that an arm (without: the box's own layout) has in host memory: all of them on a CPU; on GPUs what its --cpu-offload-gb says, per rank in GiB."""
     if params.engine.device == "cpu":
         return memory.checkpoint_bytes(memory.model_spec(params.model.name), params.engine.dtype)
-    words = [part for word in params.server.extra_args for part in word.split("=", 1)]
+    words = [part for word in params.extra_args_of(arm or params.parallel) for part in word.split("=", 1)]
     asked = [words[i + 1] for i, word in enumerate(words[:-1]) if word in ("--cpu-offload-gb", "--cpu_offload_gb")]
-    return round(float(asked[-1]) * GIB) * params.parallel.ranks if asked and asked[-1].replace(".", "", 1).isdigit() else 0
+    return round(float(asked[-1]) * GIB) * (arm or params.parallel).ranks if asked and asked[-1].replace(".", "", 1).isdigit() else 0
 
 
 def fit(launch: Launch) -> Ruling:
@@ -64,7 +64,7 @@ def host_memory(launch: Launch) -> Ruling | None:
         needed = held + ranks * ((engine.kv_cache_gib_per_rank or 0) * GIB + RANK_OVERHEAD_BYTES)
         text, cure = f"{needed / GIB:.1f} GiB for weights, KV space and ranks", "lower engine.kv_cache_gib_per_rank"
     else:
-        needed = host_weights_bytes(params)
+        needed = host_weights_bytes(params, launch.arm)
         if not needed:
             return None
         needed += ranks * RANK_OVERHEAD_BYTES

@@ -1,0 +1,115 @@
+"""The causal story in numbers: what the model of memory, links and arithmetic says of each arm, written down before anything is measured."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from . import memory, strategy
+from .budget import Gpus
+from .inventory import Inventory
+from .layouts import strategy_of
+from .memory import Pool
+from .params import Params
+from .schema import Baseline, Parallel
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """One metric of one arm. floor_us: microseconds that one token's traffic over the links takes at least, 0 where nothing is sent, None: a rate is not
+    known. at_most_tok_s: upper estimate, None where nothing bounds it; bound: what sets it."""
+
+    floor_us: float | None
+    at_most_tok_s: float | None
+    bound: str
+
+
+@dataclass(frozen=True)
+class Headroom:
+    """The rank with the least memory left, in bytes, and of what."""
+
+    rank: int
+    left_bytes: int
+    of: str
+
+
+def pool_of(params: Params, arm: Parallel | Baseline, layers: tuple[int, ...], gpus: Gpus | None) -> Pool:
+    """The ledger of an arm. Raises BadInput as memory.pool does."""
+    return memory.pool(params, memory.model_spec(params.model.name), layers, layout=strategy_of(arm).layout, gpus=gpus)
+
+
+def headroom(pool: Pool) -> Headroom:
+    """The tightest rank, with the pool taken out.
+
+    On a card that is what is left of its memory, outside vLLM's share included. Where the KV space was given (on CPUs always) nothing is known of the rest:
+    what is left of that space is what the pool of the binding rank cannot use.
+    """
+    of_cards = all(r.budget for r in pool.ranks)
+    left = {}
+    for r in pool.ranks:
+        held = pool.blocks * r.kv_bytes_per_block
+        left[r.rank] = r.budget.total_bytes - r.weights_bytes - r.budget.other_bytes - held if of_cards else r.available_kv_bytes - held
+    rank = min(left, key=left.get)
+    return Headroom(rank, left[rank], "of the card" if of_cards else "of the reserved KV space")
+
+
+def predict(
+    params: Params, arm: Parallel | Baseline, layers: tuple[int, ...], box: Inventory, memory_read_bytes_s: float | None, ceilings_tok_s: dict[str, float]
+) -> dict[str, Predicted]:
+    """{metric: what the model says} of an arm, for every metric of the benchmarks.
+
+    Sources: strategy.traffic (floor of a token's collectives and hops), strategy.table (decode_round, prefill_at_most_tok_s), and the box's ceilings.
+    memory_read_bytes_s: of a machine without GPUs.
+    """
+    spec, bench = memory.model_spec(params.model.name), params.benchmarks
+    here = strategy_of(arm)
+    fabric = strategy.fabric_of(box, arm.ranks, memory_read_bytes_s, params.engine.device == "cpu")
+    if len(fabric.gpus) < here.gpus:
+        return {}
+    parts = [*strategy.stage_floors(here, spec, params, fabric, layers, 1), *strategy.hop_floors(here, spec, params, fabric, 1)]
+    floor_us = None if any(each is None for each in parts) else 1e6 * sum(parts)
+    found = {}
+    links = strategy.prefill_at_most_tok_s(here, spec, params, fabric, layers)
+    for tokens in bench.prefill_tokens:
+        metric = f"prefill_{tokens}_tok_s"
+        limits = {"links": links, "arithmetic": ceilings_tok_s.get(metric)}
+        found[metric] = _bounded(floor_us, limits)
+    for streams in bench.decode_concurrency:
+        metric = f"decode_c{streams}_tok_s"
+        one = strategy.decode_round(here, spec, params, fabric, layers, streams)
+        known = one is not None and all(rate is not None for rate in fabric.memory_gb_s)
+        found[metric] = _bounded(floor_us, {"weights read, and links": one.at_most_tok_s if known else None})
+    return found
+
+
+def _bounded(floor_us: float | None, limits: dict[str, float | None]) -> Predicted:
+    known = {what: rate for what, rate in limits.items() if rate is not None}
+    bound = min(known, key=known.get, default="")
+    return Predicted(floor_us, known.get(bound), bound)
+
+
+def rows(
+    predicted: dict[str, dict[str, Predicted]],
+    pools: dict[str, int],
+    measured: dict[str, dict[str, float | None]],
+    logged: dict[str, int | None],
+    names: dict[str, str],
+) -> list[dict[str, Any]]:
+    """What the model said beside what was measured, for each arm and metric, and the ratio of the two. predicted and measured: {arm: {metric: ...}}."""
+    found = [_row("KV pool, tokens", names[arm], None, float(pools[arm]), "memory", logged[arm]) for arm in names]
+    for metric in predicted["candidate"]:
+        for arm in names:
+            one = predicted[arm].get(metric, Predicted(None, None, ""))
+            found.append(_row(metric, names[arm], one.floor_us, one.at_most_tok_s, one.bound, measured[arm].get(metric)))
+    return found
+
+
+def _row(what: str, arm: str, floor_us: float | None, said: float | None, bound: str, seen: float | None) -> dict[str, Any]:
+    ratio = seen / said if seen is not None and said else None
+    told = {"what": what, "arm": arm, "traffic floor, µs a token": floor_us, "model says": said, "set by": bound or None}
+    return told | {"measured": seen, "measured / model": ratio}
+
+
+def reads_bytes_s(figures: dict[str, Any], params: Params) -> float | None:
+    """Memory read rate of a machine without GPUs, from the figures of notebook 01."""
+    told = figures.get("memory_read_gb_s")
+    return told.value * 1e9 if told is not None and params.engine.device == "cpu" else None
+
