@@ -361,10 +361,10 @@ def run_stop(arguments) -> int:
 
 def run_publish(arguments) -> int:
     """`fieldbook publish`."""
-    from . import paths, publish
+    from . import paths, publish, site
 
     report = publish.write_report(_run_folder(arguments.run_dir))
-    index = publish.write_index(paths.reports_dir())
+    index = site.write_index(paths.reports_dir())
     _print(arguments, {"report": str(report), "index": str(index)}, str(report))
     return 0
 

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+from .headings import drop_unanswered, settle_headings
+
 TEMPLATES = Path(__file__).parent
 EVIDENCE = {
     "measured": "read or timed in this run, on this machine",
@@ -45,6 +47,7 @@ def cells_html(path: Path, number: str) -> str:
     try:
         notebook = nbformat.read(path, as_version=4)
         notebook.cells = [cell for cell in notebook.cells if PAPERMILL_BANNER not in cell.metadata.get("tags", [])]
+        drop_unanswered(notebook)
         for output in (output for cell in notebook.cells for output in cell.get("outputs", [])):
             if "image/svg+xml" in output.get("data", {}):  # put in last: HTML parsers lower the case of svg's names
                 charts.append(clean_svg(output.data["image/svg+xml"], f"s{number}-c{len(charts)}-"))
@@ -153,6 +156,7 @@ def clean_html(html: str, prefix: str) -> str:
         _settle_links(tag, own)
         if re.fullmatch(r"h[1-5]", tag.name):
             tag.name = f"h{int(tag.name[1]) + 1}"  # the page's own h1 is the box
+    settle_headings(soup, prefix)
     for table in soup.find_all("table"):
         _dress_table(soup, table)
     for output in soup.select(".output_html"):
