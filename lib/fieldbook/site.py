@@ -107,8 +107,8 @@ def is_number(value: Any) -> bool:
 def comparison(runs: list[dict[str, Any]]) -> dict[str, Any]:
     """What the style sheet chooses from: `runs`, and by station `groups` of rows, each with one figure or None for every run, in their order.
 
-    `runs` are the newest COMPARED_RUNS of `all`. `has` are the places of the runs that have anything there. A row's `ratios[i][j]` is run i's value over run j's as text, or "";
-    for more than RUNS_WITH_RATIOS runs there are none.
+    `runs` are the newest COMPARED_RUNS of `all`. `has` are the places of the runs that have anything there. A row's `ratios[i][j]` is run i's value
+    over run j's as text, or ""; for more than RUNS_WITH_RATIOS runs there are none.
     """
     groups: list[dict[str, Any]] = []
     count, runs = len(runs), runs[:COMPARED_RUNS]

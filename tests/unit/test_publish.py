@@ -507,6 +507,16 @@ def test_the_layout_comes_from_the_params_else_from_the_chosen_split():
     assert publish.layout_text({}) == ""
 
 
+def test_ink_on_a_coloured_cell_stays_dark_and_beside_it_follows_the_page():
+    def text(x, y):
+        return f'<text transform="translate({x},{y})" fill="#24292f">{x}</text>'
+
+    cells = '<g><path d="M0,0h74v46h-74Z" fill="#cdb99c"/><path d="M74,0h74v46h-74Z" fill="#f3f4f6"/></g>'
+    svg = clean_svg(f'<svg xmlns="http://www.w3.org/2000/svg"><g>{cells}<g>{text(37, 20)}{text(110, 20)}{text(200, 20)}</g></g></svg>', "p-")
+    inks = dict(re.findall(r'<text transform="translate\((\d+),20\)" fill="([^"]+)"', svg))
+    assert inks == {"37": "#1c2024", "110": "currentColor", "200": "currentColor"}
+
+
 def test_an_unreadable_chart_leaves_a_line_and_a_styler_keeps_its_own_rules():
     assert clean_svg("<svg><g></svg>", "p-").startswith('<p class="note">A chart is left out')
     styled = clean_html('<style>#T_1 td { color: red }</style><table id="T_1"><tr><td>1</td></tr></table>', "s02-")
