@@ -101,6 +101,10 @@ def build_parser() -> argparse.ArgumentParser:
     sub.add_argument("run_dir", metavar="RUN")
     sub = command("publish", "write the HTML report of a run folder and the index over all runs", run_publish)
     sub.add_argument("run_dir", metavar="RUN")
+    sub = command("export", "a run to send to someone: one HTML file, and a .zip with receipts; without an option both, in the current folder", run_export)
+    sub.add_argument("run_dir", metavar="RUN")
+    sub.add_argument("--html", metavar="FILE", help="one page that stands alone, receipts and params in it as downloads")
+    sub.add_argument("--zip", metavar="FILE", help="page, receipts, executed notebooks, params, samples; without paths and names of this machine")
     return parser
 
 
@@ -366,6 +370,15 @@ def run_publish(arguments) -> int:
     report = publish.write_report(_run_folder(arguments.run_dir))
     index = site.write_index(paths.reports_dir())
     _print(arguments, {"report": str(report), "index": str(index)}, str(report))
+    return 0
+
+
+def run_export(arguments) -> int:
+    """`fieldbook export`."""
+    from . import export
+
+    written = export.export(_run_folder(arguments.run_dir), arguments.html, arguments.zip)
+    _print(arguments, written, "\n".join(written[kind] for kind in ("html", "zip") if written[kind]))
     return 0
 
 
