@@ -113,6 +113,10 @@ def build_parser() -> argparse.ArgumentParser:
     sub.add_argument("run_dir", metavar="RUN")
     sub = command("check", "recompute every figure of a run that can be, without its machine, and name what differs", run_check)
     sub.add_argument("run", metavar="RUN|ZIP", help="a run folder, or a zip of one")
+    sub = command("export", "a run to send to someone: one HTML file, and a .zip with receipts; without an option both, in the current folder", run_export)
+    sub.add_argument("run_dir", metavar="RUN")
+    sub.add_argument("--html", metavar="FILE", help="one page that stands alone, receipts and params in it as downloads")
+    sub.add_argument("--zip", metavar="FILE", help="page, receipts, executed notebooks, params, samples; without paths and names of this machine")
     return parser
 
 
@@ -387,10 +391,10 @@ def run_stop(arguments) -> int:
 
 def run_publish(arguments) -> int:
     """`fieldbook publish`."""
-    from . import paths, publish
+    from . import paths, publish, site
 
     report = publish.write_report(_run_folder(arguments.run_dir))
-    index = publish.write_index(paths.reports_dir())
+    index = site.write_index(paths.reports_dir())
     _print(arguments, {"report": str(report), "index": str(index)}, str(report))
     return 0
 
@@ -402,6 +406,15 @@ def run_check(arguments) -> int:
     found = checking.check(arguments.run)
     _print(arguments, found.document(), found.text())
     return 0 if found.sound else 1
+
+
+def run_export(arguments) -> int:
+    """`fieldbook export`."""
+    from . import export
+
+    written = export.export(_run_folder(arguments.run_dir), arguments.html, arguments.zip)
+    _print(arguments, written, "\n".join(written[kind] for kind in ("html", "zip") if written[kind]))
+    return 0
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -1,4 +1,4 @@
-"""Publish: one offline HTML report per run folder, and one index over all runs of all boxes.
+"""Publish: one offline HTML report per run folder. `site` writes the index over all of them.
 
 The report is a single file without JavaScript. Nothing in it refers to anything outside the run folder: whatever a
 notebook carries (scripts, frames, remote pictures, web links) is taken out or turned into text by templates/offline.py.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -16,8 +16,10 @@ from typing import Any
 from urllib.parse import quote
 
 from . import files
+from .pages import page
 from .paths import STATIONS
-from .templates.offline import EVIDENCE, TEMPLATES, cells_html
+from .templates.headings import sections
+from .templates.offline import cells_html
 
 
 @dataclass(frozen=True)
@@ -56,25 +58,16 @@ def write_report(run_dir: Path) -> Path:
     run_dir = Path(run_dir)
     if not run_dir.is_dir():
         raise FileNotFoundError(f"{run_dir}: no such run folder")
+    return files.write_whole(run_dir / "index.html", report_html(run_dir))
+
+
+def report_html(run_dir: Path, embedded: Mapping[str, str] | None = None) -> str:
+    """The report as text. `embedded` makes it stand alone: receipts and params are downloads out of these data: addresses, by file name."""
     run = read_run(run_dir)
     cells = {s.name: cells_html(run_dir / f"{s.name}.ipynb", s.number) for s in run["stations"] if s.has_notebook}
-    return files.write_whole(run_dir / "index.html", _page("report.html.j2", run=run, cells=cells))
-
-
-def write_index(reports_dir: Path) -> Path:
-    """Write `reports_dir/index.html` over all runs in `<box>/<run>/`, newest first in each box; return its path.
-
-    Raises FileNotFoundError when `reports_dir` is not a folder, OSError when it cannot be written.
-    """
-    reports_dir = Path(reports_dir)
-    if not reports_dir.is_dir():
-        raise FileNotFoundError(f"{reports_dir}: no such reports folder")
-    found = reports_dir.glob("*/*/[0-9][0-9]_*.*")
-    folders = {file.parent for file in found if file.stem in STATIONS and not file.parent.is_symlink()}
-    boxes: dict[str, list[dict[str, Any]]] = {}
-    for run in sorted(map(read_run, folders), key=lambda run: (run["started"] or EPOCH, run["run"]), reverse=True):
-        boxes.setdefault(run["box"], []).append(run)
-    return files.write_whole(reports_dir / "index.html", _page("runs.html.j2", boxes=boxes))
+    links = {file.name: quote(file.name) for file in run_dir.glob("*.*")} if embedded is None else embedded
+    parts = {name: sections(cells.get(name, "")) for name in STATIONS}
+    return page("report.html.j2", run=run, cells=cells, sections=parts, links=links, alone=embedded is not None)
 
 
 def read_run(run_dir: Path) -> dict[str, Any]:
@@ -134,7 +127,7 @@ def station_figures(station: PublishedStation) -> list[dict[str, Any]]:
     """The figures of a station's receipt in their order, each with its text (`shown`), unit and anchor in the page."""
     figures = []
     for key, given in ((station.receipt or {}).get("figures") or {}).items():
-        figure = {name: given.get(name) or "" for name in ("unit", "source", "label", "evidence", "headline")}
+        figure = {name: given.get(name) or "" for name in ("unit", "source", "label", "evidence", "headline", "disagrees")}
         value = given.get("value")
         figure |= {"key": key, "value": value, "exact": f"{format_value(value, figure['unit'])} {figure['unit']}"}
         if figure["unit"] == "B" and isinstance(value, int) and abs(value) >= 1 << 20:
@@ -224,14 +217,6 @@ def _failure(notebook: dict[str, Any]) -> tuple[str, str]:
         if not halt and cell.get("execution_count") is None:
             halt = f"It stopped at code cell {count} of {len(cells)} with no error: its kernel or the runner ended."
     return "", halt
-
-
-def _page(template: str, **content: Any) -> str:
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    loader = FileSystemLoader(TEMPLATES)
-    environment = Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
-    return environment.get_template(template).render(evidence=EVIDENCE, **content)
 
 
 def _read_json(path: Path) -> tuple[dict[str, Any] | None, str]:

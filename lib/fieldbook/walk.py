@@ -13,7 +13,7 @@ from pathlib import Path
 
 import yaml
 
-from . import correctness, files, models, onewalk, paths, publish, receipts, server
+from . import correctness, files, models, onewalk, paths, publish, receipts, server, site
 from .errors import BadInput, Degenerate, FieldbookError
 from .interrupts import Interrupted, ignore_signals, owning, signals
 from .params import Params
@@ -112,7 +112,7 @@ def _run_alone(params: Params, first: int, only: int | None, run_dir: str | None
             (folder / ".progress").unlink(missing_ok=True)
         if not nested:
             report = publish.write_report(folder)
-            publish.write_index(paths.reports_dir())
+            site.write_index(paths.reports_dir())
     present = [name for name in paths.STATIONS if receipts.path_of(folder, name).is_file()]
     last = receipts.read(folder, names[-1])
     verdict = failure or (last.verdict if last else "")

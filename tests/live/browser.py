@@ -1,5 +1,6 @@
-"""A page in a real headless Chromium, driven over its DevTools socket. Just enough to open JupyterLab and look at what it shows."""
+"""A page in a real headless Chromium, driven over its DevTools socket. Just enough to open a page, look at what it shows, and hear what it does."""
 
+import base64
 import contextlib
 import itertools
 import json
@@ -8,22 +9,34 @@ import subprocess
 import tempfile
 import time
 import urllib.request
+from pathlib import Path
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 FLAGS = [
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"),
-    *("--disable-component-update", "--disable-sync", "--remote-debugging-address=127.0.0.1", "--remote-debugging-port=0", "--window-size=1400,1000"),
+    *(
+        "--disable-component-update",
+        "--disable-sync",
+        "--hide-scrollbars",
+        "--remote-debugging-address=127.0.0.1",
+        "--remote-debugging-port=0",
+        "--window-size=1400,1000",
+    ),
 ]
 
 
 class Page:
-    """One tab: evaluate JavaScript in it, wait until an expression is true, take a picture."""
+    """One tab: evaluate JavaScript in it, wait until an expression is true, take a picture.
+
+    `events` is what the browser told meanwhile, in order: (method, parameters) of every domain that was enabled.
+    """
 
     def __init__(self, socket):
         self._socket, self._numbers = socket, itertools.count(1)
+        self.events: list[tuple[str, dict]] = []
 
     def call(self, method: str, **parameters):
-        """One DevTools command; events that arrive meanwhile are dropped."""
+        """One DevTools command; events that arrive meanwhile are kept in `events`."""
         number = next(self._numbers)
         self._socket.send(json.dumps({"id": number, "method": method, "params": parameters}))
         while True:
@@ -31,6 +44,8 @@ class Page:
             if answer.get("id") == number:
                 assert "error" not in answer, answer["error"]
                 return answer["result"]
+            if "method" in answer:
+                self.events.append((answer["method"], answer["params"]))
 
     def evaluate(self, expression: str):
         """Value of a JavaScript expression; a promise is waited for."""
@@ -48,6 +63,37 @@ class Page:
                     return value
             time.sleep(0.3)
         raise AssertionError(f"not true within {timeout_s:.0f} s: {expression}")
+
+    def listen(self, *, offline: bool = False):
+        """Hear requests, console messages and log entries (CSP violations among them) from now on; cut the network off where asked."""
+        for domain in ("Network", "Runtime", "Log"):
+            self.call(f"{domain}.enable")
+        if offline:
+            self.call("Network.emulateNetworkConditions", offline=True, latency=0, downloadThroughput=0, uploadThroughput=0)
+
+    def visit(self, url: str, timeout_s: float = 30):
+        """Go to an address and wait until it is loaded whole."""
+        self.call("Page.navigate", url=url)
+        self.wait(f"location.href.split('#')[0] == {json.dumps(url.split('#')[0])} && document.readyState == 'complete'", timeout_s)
+
+    def size(self, width_px: int, height_px: int = 900, scheme: str = "light", media: str = ""):
+        """Be a screen of this width in a light or dark scheme, or paper (media 'print')."""
+        self.call("Emulation.setDeviceMetricsOverride", width=width_px, height=height_px, deviceScaleFactor=1, mobile=False)
+        self.call("Emulation.setEmulatedMedia", media=media, features=[{"name": "prefers-color-scheme", "value": scheme}])
+
+    def picture(self, file: Path, whole: bool = True) -> Path:
+        """Write a PNG of the page: the whole of it, or what the window shows."""
+        size = self.call("Page.getLayoutMetrics")["cssContentSize"]
+        clip = {"clip": {"x": 0, "y": 0, "width": size["width"], "height": min(size["height"], 16000), "scale": 1}} if whole else {}
+        answer = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole, **clip)
+        file.write_bytes(base64.b64decode(answer["data"]))
+        return file
+
+    def key(self, name: str, code: int = 0, text: str = ""):
+        """Press and release one key: Tab, ArrowDown, or Space with its code and text."""
+        for kind in ("keyDown", "keyUp"):
+            words = {"text": text} if text and kind == "keyDown" else {}
+            self.call("Input.dispatchKeyEvent", type=kind, key=name, code=name, windowsVirtualKeyCode=code, **words)
 
 
 @contextlib.contextmanager

@@ -31,6 +31,7 @@ FILE = ROOT / "params" / "cpu-smollm2.yml"
         (["patches", "--tree", "/nowhere"], "no vllm package"),
         (["stop", "/nowhere"], "no such run folder"),
         (["publish", "/nowhere"], "no such run folder"),
+        (["export", "/nowhere"], "no such run folder"),
         (["model", "/nowhere.yml"], "no such params file"),
     ],
 )
@@ -41,7 +42,7 @@ def test_a_wrong_call_is_one_line_and_exit_status_2(command, words, says):
 
 def test_help_lists_the_commands_and_version_is_told(command):
     status, out, err = command("--help")
-    assert (status, err) == (0, "") and all(name in out for name in ("params", "run", "inventory", "model", "patches", "stop", "publish"))
+    assert (status, err) == (0, "") and all(name in out for name in ("params", "run", "inventory", "model", "patches", "stop", "publish", "export"))
     assert command("--version") == (0, f"fieldbook {__version__}\n", "")
 
 

@@ -1,4 +1,4 @@
-"""The report and the index: offline, complete about failures, safe to inline.
+"""The report: offline, complete about failures, safe to inline.
 
 `python tests/unit/test_publish.py FOLDER` writes three made-up runs and their pages there, to look at in a browser.
 """
@@ -14,8 +14,11 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
-from fieldbook import publish
-from fieldbook.templates.offline import EVIDENCE, clean_html, clean_svg
+from fieldbook import publish, site
+from fieldbook.templates.headings import translations
+from fieldbook.templates.offline import EVIDENCE, TEMPLATES, clean_html, clean_svg
+
+ROOT = Path(__file__).resolve().parents[2]
 
 SPLIT_CHART = (
     '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" version="1.1" class="marks" '
@@ -78,8 +81,10 @@ VERDICTS = {
 }
 
 
-def receipt(name, minute, kind="live", box="cpu-smollm2", day=29, passed=True, split=None):
-    keys = ("value", "unit", "evidence", "source", "label", "headline")
+def receipt(name, minute, kind="live", box="cpu-smollm2", day=29, passed=True, split=None, gpus=(), figures=None):
+    """A receipt; `gpus` are (name, architecture) of its inventory, `figures` stand in for FIGURES by station."""
+    inventory = {"inventory": {"gpus": [{"name": gpu, "architecture": architecture} for gpu, architecture in gpus]}}
+    keys = ("value", "unit", "evidence", "source", "label", "headline", "disagrees")
     parallel = {"pipeline_parallel_size": 2, "tensor_parallel_size": 1, "layer_partition": split}
     versions = {"fieldbook": "0.1.0", "vllm": "0.30.0", "torch": "2.13.0+cpu", "python": "3.11.7", "driver": None}
     return {
@@ -94,8 +99,8 @@ def receipt(name, minute, kind="live", box="cpu-smollm2", day=29, passed=True, s
         "ended_at": f"2026-11-{day:02d}T13:{minute:02d}:49Z",
         "verdict": VERDICTS[name],
         "passed": passed,
-        "figures": {key: dict(zip(keys, figure, strict=True)) for key, figure in FIGURES.get(name, {}).items()},
-        "data": {},
+        "figures": {key: dict(zip(keys, figure, strict=False)) for key, figure in (FIGURES if figures is None else figures).get(name, {}).items()},
+        "data": inventory if name == publish.STATIONS[0] else {},
     }
 
 
@@ -269,7 +274,7 @@ def test_code_is_folded_and_outputs_are_not(full):
     assert "memory.ledger" not in unfolded
     assert "<table" in unfolded and "<svg" in unfolded and "loading 100%" in unfolded and "INFO kv cache" in unfolded
     assert "loading 10%" not in section
-    assert section.count("Memory accounting</h2>") == 1 and "<h3" in section
+    assert section.count('<span class="en" lang="en">Memory accounting</span>') == 1 and "<h3" in section
 
 
 def test_tables_scroll_by_themselves_and_carry_evidence_chips(full):
@@ -284,6 +289,74 @@ def test_every_figure_is_listed_with_its_source_and_bytes_are_shown_as_gib(full)
     row = re.search(r'<tr id="s02-figure-weights">.*?</tr>', full.html, re.S)[0]
     assert 'title="538\u202f060\u202f032 B">0.5011</td>' in row and ">GiB</td>" in row and "chip computed" in row
     assert "the safetensors headers&#39; byte counts" in row
+
+
+def test_a_figure_that_its_own_inputs_contradict_is_flagged_in_its_card_and_its_row(tmp_path):
+    figure = (46592, "tokens", "recorded", "the report", "KV pool", True, "47 104 tokens from its own blocks <b>")
+    page = Page(publish.write_report(fake_run(tmp_path / "box" / "run", figures={"05_server_launch": {"pool_tokens": figure}})))
+    flag = '<span class="flag"><span aria-hidden="true">⚠</span> <strong>DISAGREES:</strong> 47 104 tokens from its own blocks &lt;b&gt;</span>'
+    card = re.search(r'<li class="card".*?</li>', page.html, re.S)[0]
+    row = re.search(r'<tr id="s05-figure-pool-tokens">.*?</tr>', page.html, re.S)[0]
+    assert flag in card and flag in row and page.html.count("<strong>DISAGREES:</strong> 47") == 2
+
+
+def test_nothing_is_flagged_where_nothing_disagrees(full):
+    assert full.html.count("DISAGREES") == 1  # the legend says what it means
+
+
+def field_report_cells(*outputs):
+    tags = {"tags": ["field-report"]}
+    cells = [new_markdown_cell("## Beside the field report\n\nDo they agree?", metadata=tags)]
+    return [
+        *cells,
+        *(new_code_cell(f"beside({n})", metadata=tags, execution_count=9, outputs=given) for n, given in enumerate(outputs)),
+        new_markdown_cell("## After it"),
+    ]
+
+
+@pytest.mark.parametrize(("outputs", "shown"), [(([], []), False), (([],), False), ((), False), (([], [new_output("stream", text="they do")]), True)])
+def test_the_question_of_a_field_report_stands_only_where_it_is_answered(tmp_path, outputs, shown):
+    run = fake_run(tmp_path / "box" / "run", publish.STATIONS[:1])
+    nbformat.write(notebook("01_hardware_inventory", extra=field_report_cells(*outputs)), run / "01_hardware_inventory.ipynb")
+    page = Page(publish.write_report(run))
+    words = ("Beside the field report", "Do they agree?", "beside(0)")
+    assert [word in page.text for word in words] == [shown] * 3
+    assert "After it" in page.text and ("they do" in page.text) is shown
+
+
+def test_sections_have_stable_ids_and_the_contents_lead_to_them(full):
+    ids = [i for i in full.ids if i.startswith("s02-h-")]
+    assert ids == ["s02-h-how-it-is-worked-out", "s02-h-the-splits-side-by-side"]
+    contents = re.findall(r'<ol class="stations">.*?</ol>\n<ul', full.html, re.S)
+    assert len(contents) == 2 and all(one.count('<li><a href="#s02-h-how-it-is-worked-out">How it is worked out</a></li>') == 1 for one in contents)
+    assert "s02-h-the-splits-side-by-side" not in contents[0]  # a heading further down
+
+
+def test_a_heading_said_twice_has_two_ids():
+    html = clean_html("<h2>Verdict</h2><h2>Verdict</h2><div class='output_area'><h2>Verdict</h2></div>", "s01-")
+    assert re.findall(r'id="([^"]+)"', html) == ["s01-h-verdict", "s01-h-verdict-2"]
+    assert html.count('<span class="zh" lang="zh-Hans">结论</span>') == 2 and "<h3>Verdict</h3>" in html
+
+
+def test_every_heading_of_the_notebooks_is_translated():
+    sources = [nbformat.read(ROOT / "notebooks" / f"{name}.ipynb", as_version=4) for name in publish.STATIONS]
+    prose = "\n".join(cell.source for source in sources for cell in source.cells if cell.cell_type == "markdown")
+    headings = {line.lstrip("# ").strip() for line in prose.splitlines() if re.match(r"#{1,6} ", line)}
+    pages = "".join(file.read_text(encoding="utf-8") for file in TEMPLATES.glob("*.j2"))
+    own = set(re.findall(r"'([^'{}]+)'(?= \| both)", pages))
+    titles = {publish.PublishedStation(name, "passed").title for name in publish.STATIONS}
+    assert len(headings) > 40 and {"Contents", "Receipts", "Compare two runs"} <= own
+    assert (headings | own | titles | set(EVIDENCE) | set(EVIDENCE.values())) - set(translations()) == set()
+    assert {text for text in translations().values() if not re.search(r"[\u4e00-\u9fff]", text)} == set()
+
+
+def test_both_languages_are_there_and_the_style_sheet_shows_one(full):
+    radios = [attributes for tag, attributes in full.tags if tag == "input"]
+    assert {(r["type"], r["name"]) for r in radios} == {("radio", "language")}
+    assert [(r["id"], "checked" in r) for r in radios] == [("lang-en", True), ("lang-zh", False)]
+    assert '<h2 id="s02-title"><span class="en" lang="en">Memory accounting</span><span class="zh" lang="zh-Hans">内存核算</span></h2>' in full.html
+    assert ".zh { display: none; }" in full.html and ":root:has(#lang-zh:checked) .en { display: none; }" in full.html
+    assert '<dt><span class="chip measured"' in full.html and "本次运行在本机上读取或计时所得" in full.html
 
 
 def test_receipts_are_listed_with_their_sha256(full, full_run):
@@ -374,24 +447,6 @@ def test_a_verdict_that_says_no_is_the_headline(tmp_path):
     assert '<p class="line">No: PP2 is slower and no larger.</p>' in Page(publish.write_report(run)).html
 
 
-def test_the_index_lists_every_run_newest_first_in_its_box(tmp_path):
-    reports = tmp_path / "reports"
-    for run in (
-        fake_run(reports / "cpu-smollm2" / "a-old", day=20),
-        fake_run(reports / "cpu-smollm2" / "b-new", publish.STATIONS[:3], fail=publish.STATIONS[2], day=28),
-        fake_run(reports / "cmp170hx-x3" / "recorded", day=10, box="cmp170hx-x3", kind="recorded"),
-    ):
-        publish.write_report(run)
-    (reports / "cpu-smollm2" / "not-a-run").mkdir()
-    page = Page(publish.write_index(reports))
-    links = [r for r in references(page) if not r.startswith("#")]
-    assert links == ["cpu-smollm2/b-new/index.html", "cpu-smollm2/a-old/index.html", "cmp170hx-x3/recorded/index.html"]
-    assert re.findall(r'<h2 id="box-\d+">([^<]+)', page.html) == ["cpu-smollm2", "cmp170hx-x3"]
-    assert "Stopped at 03 Partition selection." in page.text and VERDICTS["07_verdict"] in page.text
-    assert "3 runs on 2 boxes" in page.text and page.text.count("KV pool, predicted") == 3
-    assert "<script" not in page.html and len(page.ids) == len(set(page.ids))
-
-
 def test_pages_are_written_whole(tmp_path, monkeypatch):
     run = fake_run(tmp_path / "box" / "run", publish.STATIONS[:1])
     page = publish.write_report(run)
@@ -452,6 +507,16 @@ def test_the_layout_comes_from_the_params_else_from_the_chosen_split():
     assert publish.layout_text({}) == ""
 
 
+def test_ink_on_a_coloured_cell_stays_dark_and_beside_it_follows_the_page():
+    def text(x, y):
+        return f'<text transform="translate({x},{y})" fill="#24292f">{x}</text>'
+
+    cells = '<g><path d="M0,0h74v46h-74Z" fill="#cdb99c"/><path d="M74,0h74v46h-74Z" fill="#f3f4f6"/></g>'
+    svg = clean_svg(f'<svg xmlns="http://www.w3.org/2000/svg"><g>{cells}<g>{text(37, 20)}{text(110, 20)}{text(200, 20)}</g></g></svg>', "p-")
+    inks = dict(re.findall(r'<text transform="translate\((\d+),20\)" fill="([^"]+)"', svg))
+    assert inks == {"37": "#1c2024", "110": "currentColor", "200": "currentColor"}
+
+
 def test_an_unreadable_chart_leaves_a_line_and_a_styler_keeps_its_own_rules():
     assert clean_svg("<svg><g></svg>", "p-").startswith('<p class="note">A chart is left out')
     styled = clean_html('<style>#T_1 td { color: red }</style><table id="T_1"><tr><td>1</td></tr></table>', "s02-")
@@ -473,4 +538,4 @@ if __name__ == "__main__":
         fake_run(reports_dir / "cpu-smollm2" / "2026-11-28-0900", publish.STATIONS[:3], fail="03_partition_selection", day=28),
         fake_run(reports_dir / "cmp170hx-x3" / "recorded", box="cmp170hx-x3", kind="recorded", split=[12, 18], day=20),
     ]
-    print(*(publish.write_report(run) for run in runs), publish.write_index(reports_dir), sep="\n")
+    print(*(publish.write_report(run) for run in runs), site.write_index(reports_dir), sep="\n")

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+from .headings import drop_unanswered, settle_headings
+
 TEMPLATES = Path(__file__).parent
 EVIDENCE = {
     "measured": "read or timed in this run, on this machine",
@@ -29,7 +31,12 @@ DROPPED_ATTRIBUTES |= {"xlink:href", "data"}
 ID_REFERENCES = {"for", "headers", "aria-labelledby", "aria-describedby", "aria-controls", "aria-owns"}
 INK, FAINT, WHITE = {"#24292f", "#000", "#000000", "black"}, {"#d0d7de", "#ddd"}, {"white", "#fff", "#ffffff"}
 FAINT_OPACITY = "0.2"
+INK_ON_COLOUR = "#1c2024"  # of text that lies on a mark: the mark keeps its colour in a dark scheme, so its text does too
+UNCOLOURED = WHITE | {"#f3f4f6", "none", ""}  # marks that the style sheet gives the page's own colours
+CELL = re.compile(r"M(-?[\d.]+),(-?[\d.]+)h([\d.]+)v([\d.]+)h")
+PLACE = re.compile(r"translate\((-?[\d.]+),(-?[\d.]+)\)")
 SHORT_CHARS = 24  # a table cell up to this long stays on one line
+LONG_CHARS = 80  # one longer than this needs some width, or it is a tower of words on a phone
 URL_ELSEWHERE = re.compile(r"url\(\s*['\"]?(?!#)", re.I)
 OWN_URL = re.compile(r"(?<=url\()#([\w.:-]+)")
 NUMBER = re.compile(r"[-+−±~≈<>≤≥]?\s*\d[\d,.\s\u2009\u202f]*(e[-+]?\d+)?\s*(%|[KMGT]i?B)?", re.I)
@@ -45,6 +52,7 @@ def cells_html(path: Path, number: str) -> str:
     try:
         notebook = nbformat.read(path, as_version=4)
         notebook.cells = [cell for cell in notebook.cells if PAPERMILL_BANNER not in cell.metadata.get("tags", [])]
+        drop_unanswered(notebook)
         for output in (output for cell in notebook.cells for output in cell.get("outputs", [])):
             if "image/svg+xml" in output.get("data", {}):  # put in last: HTML parsers lower the case of svg's names
                 charts.append(clean_svg(output.data["image/svg+xml"], f"s{number}-c{len(charts)}-"))
@@ -88,6 +96,7 @@ def clean_svg(svg: str, prefix: str) -> str:
             sheet = parent is root and _local_name(child) == "rect" and child.get("fill") in WHITE
             if sheet or _local_name(child) in DROPPED_TAGS | {""}:  # a white sheet would stay white on a dark page
                 parent.remove(child)
+    _keep_ink_on_colour(root)
     for element in root.iter():
         element.tag = element.tag.rpartition("}")[2]  # inside HTML svg needs no namespace, and its URL stays out
         attributes = [(key.rpartition("}")[2], value) for key, value in element.attrib.items()]
@@ -99,6 +108,18 @@ def clean_svg(svg: str, prefix: str) -> str:
     natural_width = f"--natural: {width_px[0] if width_px else 600}px"
     root.attrib.update({"role": "graphics-document", "aria-label": (titles or ["Chart"])[0], "style": natural_width})
     return ElementTree.tostring(root, encoding="unicode")
+
+
+def _keep_ink_on_colour(root: ElementTree.Element) -> None:
+    """Text in ink that lies on a coloured cell (of a heat map) must not turn light in a dark scheme."""
+    for group in root.iter():
+        cells = [CELL.match(e.get("d", "")) for e in group.findall("./*/*") if _local_name(e) == "path" and e.get("fill", "") not in UNCOLOURED]
+        corners = [tuple(float(number) for number in cell.groups()) for cell in cells if cell]
+        for text in group.findall("./*/*") if corners else []:
+            place = PLACE.match(text.get("transform", "")) if _local_name(text) == "text" and text.get("fill") in INK else None
+            x, y = (float(place[1]), float(place[2])) if place else (None, None)
+            if place and any(left < x < left + width and top < y < top + height for left, top, width, height in corners):
+                text.set("fill", INK_ON_COLOUR)
 
 
 def _local_name(element: ElementTree.Element) -> str:
@@ -153,6 +174,7 @@ def clean_html(html: str, prefix: str) -> str:
         _settle_links(tag, own)
         if re.fullmatch(r"h[1-5]", tag.name):
             tag.name = f"h{int(tag.name[1]) + 1}"  # the page's own h1 is the box
+    settle_headings(soup, prefix)
     for table in soup.find_all("table"):
         _dress_table(soup, table)
     for output in soup.select(".output_html"):
@@ -207,8 +229,9 @@ def _dress_table(soup: Any, table: Any) -> None:
                 cell["class"] = [*cell.get("class", []), "num"]
     for cell in table.find_all(["td", "th"]):
         word = cell.get_text(strip=True)
-        if len(word) <= SHORT_CHARS:
-            cell["class"] = [*cell.get("class", []), "short"]
+        size = "short" if len(word) <= SHORT_CHARS else "long" if len(word) > LONG_CHARS else ""
+        if size:
+            cell["class"] = [*cell.get("class", []), size]
         if word in EVIDENCE and cell.name == "td":
             chip = soup.new_tag("span", attrs={"class": f"chip {word}", "title": EVIDENCE[word]})
             chip.string = word
