@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import memory, strategy
-from .budget import Gpus
 from .inventory import Inventory
 from .layouts import strategy_of
 from .memory import Pool
@@ -31,9 +30,9 @@ class Headroom:
     of: str
 
 
-def pool_of(params: Params, arm: Parallel | Baseline, layers: tuple[int, ...], gpus: Gpus | None) -> Pool:
-    """The ledger of an arm. Raises BadInput as memory.pool does."""
-    return memory.pool(params, memory.model_spec(params.model.name), layers, layout=strategy_of(arm).layout, gpus=gpus)
+def tokens_of(pool: Pool | None) -> int | None:
+    """Tokens of a ledger, None without one."""
+    return pool.pool_tokens if pool else None
 
 
 def headroom(pool: Pool) -> Headroom:
@@ -88,13 +87,13 @@ def _bounded(floor_us: float | None, limits: dict[str, float | None]) -> Predict
 
 def rows(
     predicted: dict[str, dict[str, Predicted]],
-    pools: dict[str, int],
+    pools: dict[str, int | None],
     measured: dict[str, dict[str, float | None]],
     logged: dict[str, int | None],
     names: dict[str, str],
 ) -> list[dict[str, Any]]:
     """What the model said beside what was measured, for each arm and metric, and the ratio of the two. predicted and measured: {arm: {metric: ...}}."""
-    found = [_row("KV pool, tokens", names[arm], None, float(pools[arm]), "memory", logged[arm]) for arm in names]
+    found = [_row("KV pool, tokens", names[arm], None, pools[arm], "memory", logged[arm]) for arm in names]
     for metric in predicted["candidate"]:
         for arm in names:
             one = predicted[arm].get(metric, Predicted(None, None, ""))

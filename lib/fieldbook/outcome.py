@@ -17,7 +17,8 @@ Rounds = dict[str, list[list[float]]]
 class Outcome:
     """names: {arm: name}. compared: every metric with sound samples of both arms; missing: the others, with why. adjusted: Holm's p of the secondary ones.
 
-    expectation is '' where none was written. interleaved: whether the arms were measured in turn, A B B A.
+    expectation is '' where none was written. interleaved: whether the arms were measured in turn, A B B A. told: what a published report says of the
+    speeds, in place of a comparison of samples.
     """
 
     names: dict[str, str]
@@ -28,6 +29,7 @@ class Outcome:
     adjusted: dict[str, float]
     correctness: Correctness
     interleaved: bool = True
+    told: str = ""
 
     @property
     def primary(self) -> Comparison | None:
@@ -38,7 +40,8 @@ class Outcome:
     def line(self) -> str:
         """The verdict in one line, correctness first."""
         found = self.primary
-        speed = verdict.sentence(found, self.expectation, self.names) if found else f"nothing told: {self.missing[self.primary_metric]}"
+        untold = self.told or f"nothing told: {self.missing.get(self.primary_metric)}"
+        speed = verdict.sentence(found, self.expectation, self.names) if found else untold
         apart = "" if self.interleaved else "; the arms were not measured in turn, so what changed between the runs counts as theirs"
         return correctness.both(speed, self.correctness, self.names) + apart
 

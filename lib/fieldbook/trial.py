@@ -39,14 +39,15 @@ def preflight(trial: Trial) -> dict[str, Any]:
     if found := kept(trial, "preflight"):
         return found
     st, started = trial.station, receipts.now()
-    first, defects, gpus = st.earlier(1), proofs.states_after(st), st.gpus()
+    first, defects = st.earlier(1), proofs.states_after(st)
     rows = {arm: gates.check(arms.look(st, layout, trial.layers[arm], defects)) for arm, layout in trial.arms.items()}
-    refused = [f"the {arm} is refused: {text}" for arm, one in rows.items() if (text := gates.refused(one))]
+    # Nothing is started of a report's box: there a refusal is told, and stops nothing.
+    refused = [] if st.report else [f"the {arm} is refused: {text}" for arm, one in rows.items() if (text := gates.refused(one))]
     data = {"expectation": st.params.verdict.expectation, "primary_metric": st.params.verdict.primary_metric, "max_p": st.params.verdict.max_p}
     data |= {"names": trial.names, "gates": rows, "refused": "; ".join(refused), "escaped": [t for one in rows.values() for t in gates.escaped(one)]}
     if not refused:
         reads, limits = causal.reads_bytes_s(first.figures, st.params), arms.ceilings_tok_s(first)
-        pools = {arm: causal.pool_of(st.params, one, trial.layers[arm], gpus).pool_tokens for arm, one in trial.arms.items()}
+        pools = {arm: causal.tokens_of(arms.pool_of(st, one, trial.layers[arm])[0]) for arm, one in trial.arms.items()}
         said = {arm: causal.predict(st.params, one, trial.layers[arm], st.box(), reads, limits) for arm, one in trial.arms.items()}
         data |= {"pools": pools, "predicted": {arm: {metric: asdict(p) for metric, p in one.items()} for arm, one in said.items()}}
     return keep(trial, "preflight", started, data, done=not refused)
@@ -57,6 +58,8 @@ def control(trial: Trial) -> dict[str, Any]:
     sample where it stopped. Raises GateFailed for a server that does not start or dies, NoSamples for a recorded box without any."""
     if found := kept(trial, "control"):
         return found
+    if trial.station.report:
+        return judging().control(trial)
     st, started = _measuring(trial, "control"), receipts.now()
     data = kept(trial, "control", whole=False) or {"boots": {}, "counts": {}}
     with _client(trial) as run:
@@ -80,6 +83,8 @@ def boot(trial: Trial) -> dict[str, Any]:
     found = kept(trial, "boot")
     if found:
         return found
+    if trial.station.report:
+        return judging().boot(trial, preflight(trial)["pools"]["candidate"])
     if trial.station.live:
         # Earlier, the boots would not alternate.
         needs(trial, "boot", "control")
@@ -98,6 +103,8 @@ def verify(trial: Trial) -> dict[str, Any]:
     """
     if found := kept(trial, "verify"):
         return found
+    if trial.station.report:
+        return judging().verify(trial)
     booting = needs(trial, "verify", "control", "boot")[1] if trial.station.live else boot(trial)
     st, started, candidate = _measuring(trial, "verify", stop=False), receipts.now(), trial.arms["candidate"]
     with _client(trial) as run:
@@ -115,13 +122,15 @@ def verify(trial: Trial) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the last step shows: outcome, samples of all boots, facts of the boots by arm, counts of the probes, and why the run fails ('' where not)."""
+    """What the last step shows: outcome, samples of all boots, facts of the boots by arm, counts of the probes, why the run fails ('' where not),
+    and {arm: {metric: median in tok/s}}."""
 
     outcome: Outcome
     samples: list[Sample]
     boots: dict[str, list[dict[str, Any]]]
     counts: dict[str, dict[str, list[int]]]
     problem: str
+    middle: dict[str, dict[str, float | None]]
 
     @property
     def line(self) -> str:
@@ -140,6 +149,8 @@ class Verdict:
 def verdict(trial: Trial) -> Verdict:
     """Judge what the other steps left; measures nothing. Raises GateFailed where one is missing."""
     st, asked = trial.station, trial.station.params.verdict
+    if st.report:
+        return judging().verdict(trial)
     need_samples(st)
     started, measured = receipts.now(), st.earlier(6)
     if st.live:
@@ -160,10 +171,17 @@ def verdict(trial: Trial) -> Verdict:
     problem = f"pool not as predicted: {', '.join(wrong)}" if wrong else problem
     problem = result.line if result.failure else problem
     keep(trial, "verdict", started, result.document() | {"problem": problem, "samples": len(samples)})
-    return Verdict(result, samples, boots, counts, problem)
+    return Verdict(result, samples, boots, counts, problem, outcomes.medians(samples, trial.metrics))
 
 
 # --- what they share
+
+
+def judging():
+    """The same steps for a published report's box, which has no samples. Loaded late: it is made of this module's parts."""
+    from .reported import judging as of_report
+
+    return of_report
 
 
 def boot_facts(booted: Boot) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from . import causal, comparing, files, interrupts, models, onewalk, outcome, server, station, trial, verdict_tables, walk
+from . import arms, comparing, files, interrupts, models, onewalk, outcome, server, station, trial, verdict_tables, walk
 from . import params as params_module
 from .errors import Degenerate, GateFailed
 from .outcome import Outcome
@@ -87,7 +87,7 @@ def _text(told: dict[str, Any], planned: Trial) -> str:
 
 def _verdict_text(found: Verdict, planned: Trial) -> str:
     st = planned.station
-    pools = {arm: causal.pool_of(st.params, one, planned.layers[arm], st.gpus()) for arm, one in planned.arms.items()}
+    pools = {arm: arms.pool_of(st, one, planned.layers[arm])[0] for arm, one in planned.arms.items()}
     tables = [verdict_tables.arms(found, planned, pools), verdict_tables.story(found, planned, trial.preflight(planned))]
     return "\n\n".join([outcome_text(found.outcome), *(text_table(rows, "  ") for rows in tables), found.line])
 

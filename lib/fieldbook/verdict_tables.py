@@ -2,14 +2,15 @@
 
 from typing import Any
 
-from . import causal, outcome, probes
+from . import bench_tables, causal, probes
 from .bench_tables import Rows
 from .causal import Predicted
 from .correctness import BROKEN, Correctness
 from .memory import Pool
 from .params import metric_label
+from .receipts import Evidence
 from .show import gib
-from .trial import Trial, Verdict
+from .trial import Trial, Verdict, judging
 from .verdict import Comparison
 
 
@@ -44,23 +45,23 @@ def held(pool: dict[str, Any], name: str) -> Rows:
     return [{"layout": name, "predicted": pool["predicted"], "boot log": pool["logged"], "residual": pool["residual"]}]
 
 
-def arms(found: Verdict, trial: Trial, pools: dict[str, Pool]) -> Rows:
+def arms(found: Verdict, trial: Trial, pools: dict[str, Pool | None]) -> Rows:
     """Both arms in columns: memory of each rank, tightest headroom, pool predicted and logged, speeds, degeneration, other probes failed, ready time."""
-    middle = outcome.medians(found.samples, trial.metrics)
-    columns = {arm: _column(found, pools[arm], arm, middle[arm]) for arm in trial.names}
+    columns = {arm: _column(found, pools[arm], arm, found.middle[arm]) for arm in trial.names}
     titles = list(dict.fromkeys([title for column in columns.values() for title in column]))
     return [{"quantity": title, **{trial.names[arm]: column.get(title) for arm, column in columns.items()}} for title in titles]
 
 
-def _column(found: Verdict, pool: Pool, arm: str, middle: dict[str, float | None]) -> dict[str, Any]:
-    tight, counted = causal.headroom(pool), probes.by_probe(found.counts[arm])
+def _column(found: Verdict, pool: Pool | None, arm: str, middle: dict[str, float | None]) -> dict[str, Any]:
+    counted = probes.by_probe(found.counts[arm])
     ready = [one["ready_s"] for one in found.boots[arm] if one["ready_s"] is not None]
     rows: dict[str, Any] = {}
-    for r in pool.ranks:
+    for r in pool.ranks if pool else ():
         rows[f"rank {r.rank}: weights, GiB"] = gib(r.weights_bytes)
         rows[f"rank {r.rank}: KV space, GiB"] = gib(r.available_kv_bytes)
-    rows["tightest headroom"] = f"rank {tight.rank}: {_size(tight.left_bytes)} {tight.of}"
-    rows |= {"KV pool predicted, tokens": pool.pool_tokens, "KV pool logged, tokens": found.logged[arm]}
+    tight = causal.headroom(pool) if pool else None
+    rows["tightest headroom"] = f"rank {tight.rank}: {_size(tight.left_bytes)} {tight.of}" if tight else "memory of the cards unknown"
+    rows |= {"KV pool predicted, tokens": causal.tokens_of(pool), "KV pool logged, tokens": found.logged[arm]}
     rows |= {f"{metric_label(metric)}: tok/s, median": value for metric, value in middle.items()}
     degenerate = counted.pop("degeneration", (0, 0))
     rows["degenerate samples"] = probes.share_text(*degenerate)
@@ -75,7 +76,38 @@ def _size(count_bytes: int) -> str:
 def story(found: Verdict, trial: Trial, before: dict[str, Any]) -> Rows:
     """The causal story: what the model said of each arm and metric, what was measured, and the ratio. before: what preflight left."""
     predicted = {arm: {metric: Predicted(**one) for metric, one in said.items()} for arm, said in before["predicted"].items()}
-    return causal.rows(predicted, before["pools"], outcome.medians(found.samples, trial.metrics), found.logged, trial.names)
+    return causal.rows(predicted, before["pools"], found.middle, found.logged, trial.names)
+
+
+def dots(found: Verdict, trial: Trial) -> Rows:
+    """Every sound sample of both arms for the chart; of a report every value that it gives."""
+    return judging().dots(trial) if trial.station.report else bench_tables.sample_dots(found.samples, trial.names)
+
+
+def metrics(found: Verdict, trial: Trial) -> Rows:
+    """One row per metric: medians, ratio and what the test says; of a report medians and ratio."""
+    if trial.station.report:
+        return judging().comparisons(trial) or [{"metric": "none", "why": f"{trial.station.report.name} gives none of both arms"}]
+    return comparisons(found.outcome.compared, found.outcome.adjusted, found.outcome.primary_metric, trial.names)
+
+
+def record(found: Verdict, trial: Trial, seen: Evidence) -> None:
+    """Keep the figures of the verdict in the receipt: pools, medians and ratios with what the test says of them."""
+    st, asked, names = trial.station, trial.station.params.verdict, trial.names
+    ours, theirs = found.logged["candidate"], found.logged["baseline"]
+    where = st.report.name if st.report else "boot logs of both arms"
+    st.figure("pool_ratio", round(ours / theirs, 3) if ours and theirs else None, "x", seen, where, f"KV pool against {names['baseline']}", headline=True)
+    for c in found.outcome.compared:
+        short, primary = metric_label(c.metric), c.metric == asked.primary_metric
+        source, top = "median of both rounds in samples.jsonl", primary or c.metric.startswith("prefill")
+        st.figure(c.metric, round(c.candidate_median, 2), "tok/s", seen, source, short, headline=top)
+        source = f"ratio of medians; exact p = {c.p_value:.4f}, A/A band ±{c.aa_band or 0:.1%}"
+        st.figure(f"{c.metric}_ratio", round(c.ratio, 3), "x", seen, source, f"{short} against {names['baseline']}: {c.answer}", headline=primary)
+    for metric, (ratio, source) in (judging().ratios(trial) if st.report else {}).items():
+        short, primary = metric_label(metric), metric == asked.primary_metric
+        value, told = found.middle["candidate"][metric], f"{st.report.name}, its median"
+        st.figure(metric, value, "tok/s", seen, told, short, headline=primary or metric.startswith("prefill"))
+        st.figure(f"{metric}_ratio", round(ratio, 3), "x", "computed", source, f"{short} against {names['baseline']}", headline=primary)
 
 
 def comparisons(found: tuple[Comparison, ...], adjusted: dict[str, float], primary: str, names: dict[str, str]) -> Rows:
