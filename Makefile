@@ -10,7 +10,10 @@ export DO_NOT_TRACK = 1
 # The walk's stdout as it is, then the path of its report; a failed walk leaves a report too.
 LAST_LINE = import json, sys; text = sys.stdin.read().rstrip(); print(text); print(json.loads(text.splitlines()[-1])["report"])
 
-.PHONY: report test lab clean setup setup-test
+# Boxes that replay without a server; the two field reports among them are what `make gallery` shows.
+RECORDED = cpu-smollm2-replay a100-x8-glm53 cmp170hx-x3
+
+.PHONY: report gallery test golden lab clean setup setup-test
 
 report: setup
 	@out=$$($(PY) -m fieldbook run "params/$(BOX).yml"); status=$$?; \
@@ -18,14 +21,23 @@ report: setup
 	[ $$status -ne 0 ] || { echo "make report: the walk named no report" >&2; status=1; }; \
 	exit $$status
 
+# Two published field reports, walked without a GPU: what a finished report looks like.
+gallery: setup
+	@$(PY) -m fieldbook run params/cmp170hx-x3.yml >/dev/null && $(PY) -m fieldbook run params/a100-x8-glm53.yml >/dev/null && echo reports/index.html
+
+# Makes the golden notebooks again and says cell by cell what changed.
+golden: setup-test
+	@$(PY) tools/golden.py $(ARGS)
+
 test: setup-test
 	$(PY) -m ruff check .
 	@# The unit tests on two cores, file by file; servers one after the other, since they need both.
 	$(PY) -m pytest -n 2 --dist loadfile tests/unit $(ARGS)
 	$(PY) -m pytest tests/live $(ARGS)
-	@# Strict: a recorded box gives the same outputs everywhere. Lax: a live walk, of which only the tagged cells are the same.
+	@# Strict: a recorded box gives the same outputs everywhere, two boxes at a time. Lax: a live walk, of which only the tagged cells are the same.
 	@reports=$$(mktemp -d); export FIELDBOOK_REPORTS="$$reports"; \
-	$(PY) -m pytest --nbval tests/golden/cpu-smollm2-replay && $(PY) -m pytest --nbval-lax tests/golden/cpu-smollm2-quick; \
+	printf '%s\n' $(RECORDED) | xargs -P 2 -I BOX $(PY) -m pytest -q -p no:cacheprovider --nbval tests/golden/BOX && \
+	$(PY) -m pytest --nbval-lax tests/golden/cpu-smollm2-quick; \
 	status=$$?; rm -rf "$$reports"; exit $$status
 
 lab: setup
