@@ -12,14 +12,14 @@ WIDTHS_PX = {"phone": 375, "desktop": 1280}
 
 
 def take(page, source: Path, folder: Path) -> list[Path]:
-    """Pictures of an HTML file in an open browser page, whole, one for each width and scheme."""
+    """Pictures of an HTML file in an open browser page, whole, for each width and scheme; a very long page takes several."""
     folder.mkdir(parents=True, exist_ok=True)
-    pictures = []
+    name, pictures = source.parent.name if source.stem == "index" else source.stem, []
     page.visit(source.resolve().as_uri())
     for device, width_px in WIDTHS_PX.items():
         for scheme in ("light", "dark"):
             page.size(width_px, scheme=scheme)
-            pictures.append(page.picture(folder / f"{source.parent.name if source.stem == 'index' else source.stem}-{device}-{scheme}.png"))
+            pictures += page.pictures(folder / f"{name}-{device}-{scheme}")
     return pictures
 
 

@@ -22,8 +22,8 @@ _NO_TIME = (1980, 1, 1, 0, 0, 0)
 def export(run_dir: Path, html: str | None = None, zipped: str | None = None) -> dict[str, Any]:
     """Write the HTML file, the zip, or without a name for either both, named by box and run in the current folder.
 
-    Returns {"html", "zip": path or None, "files": names in the zip, "cleaned": those that something was taken out of}. The same folder gives the same
-    bytes. Raises BadInput for a folder that holds no run, and for a target that is a folder or cannot be written.
+    Returns {"html", "zip": path or None, "files": names in the zip (or the page), "cleaned": files that something was taken out of}. The same folder
+    gives the same bytes. Raises BadInput for a folder that holds no run, and for a target that is a folder or cannot be written.
     """
     run_dir = Path(run_dir).resolve()
     if not any((run_dir / f"{name}{suffix}").is_file() for name in STATIONS for suffix in (".json", ".ipynb")):
@@ -40,13 +40,14 @@ def export(run_dir: Path, html: str | None = None, zipped: str | None = None) ->
         copy = Path(scratch) / run_dir.parent.name / run_dir.name
         for member, data in members.items():
             files.write_whole(copy / member, data)
-        page = publish.report_html(copy, _embedded(members)) if html else ""
-        members["index.html"] = publish.report_html(copy).encode()
-    if html:
-        _write("--html", targets["html"], page.encode())
+        if html:
+            _write("--html", targets["html"], publish.report_html(copy, _embedded(members)).encode())
+        if zipped:
+            members["index.html"] = publish.report_html(copy).encode()
     if zipped:
         _write("--zip", targets["zip"], zip_bytes(name, members, {"box": run["box"], "run": run["run"], "cleaned": cleaned}))
-    return {"html": html and str(targets["html"]), "zip": zipped and str(targets["zip"]), "files": sorted([*members, "MANIFEST.json"]), "cleaned": cleaned}
+    sent = sorted([*members, "MANIFEST.json"] if zipped else _embedded(members))
+    return {"html": html and str(targets["html"]), "zip": zipped and str(targets["zip"]), "files": sent, "cleaned": cleaned}
 
 
 def read_members(run_dir: Path, box: str) -> dict[str, bytes]:

@@ -12,6 +12,7 @@ import urllib.request
 from pathlib import Path
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+PICTURE_PX = 16000  # Chromium draws no surface higher than 16384
 FLAGS = [
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"),
     *(
@@ -81,13 +82,16 @@ class Page:
         self.call("Emulation.setDeviceMetricsOverride", width=width_px, height=height_px, deviceScaleFactor=1, mobile=False)
         self.call("Emulation.setEmulatedMedia", media=media, features=[{"name": "prefers-color-scheme", "value": scheme}])
 
-    def picture(self, file: Path, whole: bool = True) -> Path:
-        """Write a PNG of the page: the whole of it, or what the window shows."""
-        size = self.call("Page.getLayoutMetrics")["cssContentSize"]
-        clip = {"clip": {"x": 0, "y": 0, "width": size["width"], "height": min(size["height"], 16000), "scale": 1}} if whole else {}
-        answer = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole, **clip)
-        file.write_bytes(base64.b64decode(answer["data"]))
-        return file
+    def pictures(self, stem: Path) -> list[Path]:
+        """Write the whole page as PNG files: stem.png, and what lies beyond its PICTURE_PX as stem-2.png and so on."""
+        size, written = self.call("Page.getLayoutMetrics")["cssContentSize"], []
+        for top_px in range(0, int(size["height"]), PICTURE_PX):
+            clip = {"x": 0, "y": top_px, "width": size["width"], "height": min(size["height"] - top_px, PICTURE_PX), "scale": 1}
+            answer = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=True, clip=clip)
+            file = stem.with_name(stem.name + (f"-{len(written) + 1}" if written else "") + ".png")
+            file.write_bytes(base64.b64decode(answer["data"]))
+            written.append(file)
+        return written
 
     def key(self, name: str, code: int = 0, text: str = ""):
         """Press and release one key: Tab, ArrowDown, or Space with its code and text."""
