@@ -201,6 +201,11 @@ def without_samples(station: Station) -> str:
     return f"{station.report.name} gives no single values" if station.report else "no sample is sound"
 
 
+def pool_label(station: Station) -> str:
+    """What the predicted pool is called: of a report whose KV space had to be solved from its log, no prediction."""
+    return "KV pool, from the space that its log implies" if station.report and station.report.about_pool else "KV pool, predicted"
+
+
 def what_was_asked(station: Station) -> str:
     """Where the counts of the probes are from."""
     return f"{station.report.name if station.report else 'answers.jsonl'}, bounds by Clopper and Pearson"

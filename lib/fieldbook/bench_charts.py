@@ -56,6 +56,7 @@ def forest(rows: Rows):
         yOffset=alt.YOffset("who:N", sort=who),
         color=alt.Color("who:N", title=None, sort=who, scale=alt.Scale(domain=who, range=[ACCENT, SECOND])),
     )
-    x = {"scale": alt.Scale(domain=[0, 1]), "axis": alt.Axis(format="%"), "title": "share that failed, with one-sided 95% bounds"}
+    x = {"scale": alt.Scale(domain=[0, 1]), "axis": alt.Axis(format="%", tickCount=5), "title": "share that failed, with one-sided 95% bounds"}
     spans = base.mark_rule(strokeWidth=2).encode(x=alt.X("low:Q", **x), x2="high:Q")
-    return spans + base.mark_point(filled=True, size=70).encode(x=alt.X("share:Q", **x), shape=alt.Shape("who:N", sort=who, legend=None))
+    shape = alt.Shape("who:N", title=None, sort=who, scale=alt.Scale(domain=who))
+    return spans + base.mark_point(filled=True, size=70).encode(x=alt.X("share:Q", **x), shape=shape)

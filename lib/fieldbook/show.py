@@ -6,8 +6,10 @@ from . import reported
 from .receipts import Figure
 
 INK, GRID = "#24292f", "#d0d7de"
-ACCENT, SECOND, QUIET = "#b45309", "#0f766e", "#94a3b8"
+ACCENT, SECOND, QUIET, FAINT = "#b45309", "#0f766e", "#94a3b8", "#b9c4d2"
 STACK = ("#0f766e", "#4c9f95", "#8ac4bb", "#64748b", "#94a3b8", "#cbd5e1", "#b45309", "#f0c078", "#9d4edd", "#c2255c", "#4c6ef5", "#2b8a3e")
+# What every ledger ends with.
+OF_PARTS = {"KV pool": "#b45309", "KV space left over": "#f0c078"}
 VEGA_LITE_VERSION, VEGA_LITE_MIME = "5.20", "application/vnd.vegalite.v5+json"
 
 
@@ -122,7 +124,9 @@ def stacked(rows: list[dict[str, Any]], category: str, value: str, part: str, ti
 
     parts = list(dict.fromkeys(row[part] for row in rows))
     order = [{**row, "order": parts.index(row[part])} for row in rows]
-    colours = [STACK[i % len(STACK)] for i in range(len(parts))]
+    # A part keeps its colour from chart to chart where it is one of those that every ledger has.
+    others = [tint for tint in STACK if tint not in OF_PARTS.values()]
+    colours = [OF_PARTS.get(name) or others[sum(earlier not in OF_PARTS for earlier in parts[:i]) % len(others)] for i, name in enumerate(parts)]
     y = alt.Y(f"{category}:N", sort=None, title=None)
     bars_ = (
         alt.Chart(alt.Data(values=order), width=width, height=alt.Step(34))
@@ -160,14 +164,13 @@ def columns(rows: list[dict[str, Any]], category: str, value: str, title: str, c
     """Upright bars over an ordered category, coloured by kind; the first of the kinds stands out, the last one steps back."""
     import altair as alt
 
-    tints = {kind: tint for kind, tint in zip(kinds, [ACCENT, SECOND, *[QUIET] * len(kinds)], strict=False)}
+    tints = {kind: tint for kind, tint in zip(kinds, [ACCENT, SECOND, *[FAINT] * len(kinds)], strict=False)}
     present = [kind for kind in kinds if kind in {row[colour] for row in rows}]
 
     return (
         alt.Chart(alt.Data(values=rows), width=width, height=220)
         .mark_bar()
         .encode(
-            opacity=alt.condition(f"datum[{colour!r}] == {kinds[-1]!r}", alt.value(0.45), alt.value(1)),
             x=alt.X(f"{category}:O", title=category, axis=alt.Axis(labelAngle=0, labelOverlap=True)),
             y=alt.Y(f"{value}:Q", title=title, axis=alt.Axis(tickCount=5)),
             color=alt.Color(f"{colour}:N", title=None, sort=present, scale=alt.Scale(domain=present, range=[tints[kind] for kind in present])),

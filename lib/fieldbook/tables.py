@@ -28,7 +28,7 @@ def pairs(values: dict[str, Any], left: str = "quantity", right: str = "value") 
 def host(box: Inventory) -> Rows:
     """System, processor, cores, instruction sets, memory, shared memory, IOMMU."""
     h = box.host
-    return pairs(
+    rows = pairs(
         {
             "system": h.system,
             "processor": h.cpu_model,
@@ -44,6 +44,7 @@ def host(box: Inventory) -> Rows:
             "CUDA of the driver": box.cuda,
         }
     )
+    return rows if any(row["value"] is not None for row in rows) else [{"host": "nothing that is known of this box tells of it"}]
 
 
 def numa(box: Inventory) -> Rows:
@@ -96,10 +97,20 @@ def gpus(box: Inventory) -> Rows:
         return [{"GPUs": "none", "why": "; ".join(box.notes) or "no output tells of one"}]
     rows = [{"": title, **{f"GPU {g.index}": _gpu_cell(g, field) for g in box.gpus}} for title, field in _GPU_ROWS]
     rows.append({"": "NVLinks", **{f"GPU {g.index}": _nvlinks(g) for g in box.gpus}})
+    # What no output tells of any GPU stands in the caption.
+    rows = [row for row in rows if any(value is not None for key, value in row.items() if key)]
     if any(g.mig_devices for g in box.gpus):
         sizes = {f"GPU {g.index}": [str((d.memory_total_bytes or 0) // 2**20) for d in g.mig_devices] for g in box.gpus}
         rows.append({"": "MIG instances, MiB", **sizes})
-    return [*rows, {"": "processes", **{f"GPU {g.index}": None if g.processes is None else len(g.processes) for g in box.gpus}}]
+    if any(g.processes is not None for g in box.gpus):
+        rows.append({"": "processes", **{f"GPU {g.index}": None if g.processes is None else len(g.processes) for g in box.gpus}})
+    return rows
+
+
+def gpus_caption(box: Inventory) -> str:
+    """What the table of the GPUs is of, and what of them no output tells."""
+    untold = [title for title, field in _GPU_ROWS if box.gpus and all(_gpu_cell(g, field) is None for g in box.gpus)]
+    return f"GPUs; not told of any of them: {'; '.join(untold)}" if untold else "GPUs"
 
 
 def _nvlinks(gpu: Gpu) -> str | None:

@@ -37,7 +37,7 @@ def inventory_text(box: Inventory) -> str:
     def section(title: str, text: str) -> None:
         parts.append(f"\n{title}\n{text}")
 
-    host = [row for row in tables.host(box) if row["value"] is not None]
+    host = [row for row in tables.host(box) if row.get("value") is not None]
     if host:
         section("Host", "\n".join(f"  {row['quantity']}: {cell(row['value'])}" for row in host))
     if box.numa:

@@ -95,10 +95,9 @@ def _line(trial: Trial) -> str:
     found = "faster" if ratio > 1 else "slower" if ratio < 1 else "same"
     agrees = "as expected" if found == asked.expectation else f"expected was '{asked.expectation}'"
     how = f"{ours[0]:,} against {theirs[0]:,} tok/s, x{ratio:.2f}"
-    return (
-        f"{report.name} has {names['candidate']} {found} than {names['baseline']} in {metric_label(asked.primary_metric)}: {how}; {agrees}. "
-        "Not tested: it gives no single values"
-    )
+    name = f"{report.name[0].upper()}{report.name[1:]}"
+    said = f"{name} has {names['candidate']} {found} than {names['baseline']} in {metric_label(asked.primary_metric)}"
+    return f"{said}: {how}; {agrees}. Not tested: it gives no single values"
 
 
 def _report(trial: Trial) -> Report:
