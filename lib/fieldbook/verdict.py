@@ -165,5 +165,6 @@ def sentence(primary: Comparison, expectation: str, names: dict[str, str]) -> st
     found = f"{ours} is {primary.answer} than {theirs}" if primary.answer in ("faster", "slower") else f"{ours} against {theirs}: {primary.answer}"
     agrees = "as expected" if primary.answer == expectation else f"expected was '{expectation}'" if expectation else "nothing was expected"
     figures = f"{primary.candidate_median:.1f} against {primary.baseline_median:.1f} tok/s, x{primary.ratio:.2f}, p = {primary.p_value:.3f}"
-    more = f" ({primary.more.words})" if primary.more else ""
+    # 'Same' is worth no more than the floor it is said within.
+    more = f" ({primary.more.words})" if primary.more else f" (within a noise floor of ±{primary.spread:.1%})" if primary.answer == "same" else ""
     return f"{found} in {metric_label(primary.metric)}: {figures}; {agrees}{more}"

@@ -260,6 +260,7 @@ def test_sentence():
     assert verdict.sentence(result, "slower", {"candidate": "A", "baseline": "B"}).endswith("; expected was 'slower'")
     same = verdict.compare("decode_c2_tok_s", [[10.0] * 3, [11.0] * 3], [[10.0] * 3, [11.0] * 3], 0.05)
     assert verdict.sentence(same, "same", {"candidate": "A", "baseline": "B"}).startswith("A against B: same in decode, 2 streams: ")
+    assert verdict.sentence(same, "same", {"candidate": "A", "baseline": "B"}).endswith("; as expected (within a noise floor of ±9.5%)")
     unknown = verdict.compare("decode_c2_tok_s", FAST, SLOW, 0.005)
     line = verdict.sentence(unknown, "", {"candidate": "A", "baseline": "B"})
     assert line.endswith("; nothing was expected (4 repetitions per round and arm would decide)")
