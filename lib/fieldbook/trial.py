@@ -72,6 +72,7 @@ def control(trial: Trial) -> dict[str, Any]:
             arms.stop_boot(booted)
             data["boots"][name] = boot_facts(booted)
             keep(trial, "control", started, data, done=number == 2)
+            _forget(trial, name)
     return data
 
 
@@ -103,14 +104,15 @@ def verify(trial: Trial) -> dict[str, Any]:
     with _client(trial) as run:
         booted = _still_up(trial) or arms.boot(st, SECOND, candidate, trial.layers["candidate"])
         arms.measure(st, booted, "candidate", 1, _limits(trial), run, follows_on(trial, "verify"))
-        counts = {}
         if st.live:
-            _, told = arms.probe(st, booted, SECOND, st.params.probes.model_copy(update={"needle_shares": []}))
-            counts = told["counts"]
+            arms.probe(st, booted, SECOND, st.params.probes.model_copy(update={"needle_shares": []}))
     arms.stop_boot(booted)
+    counts = probes.counts([a for a in _answers(trial) if a.arm == SECOND])
     facts = boot_facts(booted)
     # Found again, it does not tell how long it took; `boot` saw it.
-    return keep(trial, "verify", started, {"boot": facts if facts["ready_s"] else booting["boot"], "counts": counts})
+    data = keep(trial, "verify", started, {"boot": facts if facts["ready_s"] else booting["boot"], "counts": counts})
+    _forget(trial, SECOND)
+    return data
 
 
 @dataclass(frozen=True)
@@ -188,6 +190,11 @@ def _measuring(trial: Trial, step: str, stop: bool = True) -> Station:
     if st.live and stop:
         server.stop_all(st.run_dir)
     return st
+
+
+def _forget(trial: Trial, name: str) -> None:
+    """What an interrupted measurement of this boot would have gone on with: it is whole now."""
+    bench.forget(trial.station.run_dir / "servers" / f"{trial.station.unfinished}{name}.jsonl")
 
 
 def _limits(trial: Trial) -> dict[str, float]:

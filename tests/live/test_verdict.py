@@ -14,7 +14,7 @@ import pytest
 from fieldbook import arms, comparing, inventory, load, models, server, station, trial
 from fieldbook import params as params_module
 
-pytestmark = [pytest.mark.live, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.live, pytest.mark.timeout(900)]
 
 PLANT = str(Path(__file__).parent / "plant")
 BOX = {

@@ -1,9 +1,11 @@
 """Correctness first: which arm loses, by what, and what is said of it."""
 
+import subprocess
+
 import pytest
 from scipy import stats
 
-from fieldbook import correctness, receipts, verdict
+from fieldbook import correctness, receipts, station, verdict, walk
 from fieldbook.correctness import judge
 from fieldbook.errors import Degenerate, GateFailed
 from fieldbook.outcome import Outcome
@@ -94,3 +96,33 @@ def test_which_failure_of_a_station_is_degeneration(changed):
     assert correctness.has_degenerated(receipt("07_verdict", {"degenerate": True}), params)
     assert not correctness.has_degenerated(receipt("07_verdict", {"degenerate": False, "measured_probes": asked}), params)
     assert not correctness.has_degenerated(None, params) and not correctness.has_degenerated(receipt("05_server_launch", {}), params)
+
+
+@pytest.mark.parametrize(("asked", "status"), [({"degeneration/en": [12, 12]}, 2), ({"degeneration/en": [0, 12]}, 1)])
+def test_a_walk_ends_with_the_status_of_bench(changed, tmp_path, monkeypatch, asked, status):
+    params = changed({"box.kind": "recorded"})
+
+    def fails(_params, name, folder):
+        told = receipt(name, {"measured_probes": asked}).model_dump() | {"params_hash": params.hash}
+        receipts.write(folder, receipts.Receipt.model_validate(told))
+        return f"{name} failed: planted"
+
+    monkeypatch.setenv("FIELDBOOK_REPORTS", str(tmp_path))
+    monkeypatch.setattr(walk, "_run_one", fails)
+    assert walk.run(params, only=6, run_dir=str(tmp_path / "box" / "run")).status == status
+
+
+def test_a_station_that_needs_it_says_the_same(changed, tmp_path, monkeypatch):
+    params = changed()
+    st = station.Station("07_verdict", params, tmp_path, "")
+    receipts.write(tmp_path, receipt("06_benchmarks", {"measured_probes": {"degeneration/en": [12, 12]}}))
+    monkeypatch.setattr(station.subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 2, "", "box: 06 failed"))
+    with pytest.raises(Degenerate, match="07_verdict needs 06_benchmarks, which failed: box: 06 failed"):
+        st.earlier(6)
+
+
+def test_a_station_closed_for_it_raises_what_says_so(changed, tmp_path):
+    st = station.Station("07_verdict", changed(), tmp_path, receipts.now())
+    with pytest.raises(Degenerate):
+        st.close("it goes round", passed=False, degenerate=True)
+    assert receipts.read(tmp_path, "07_verdict").passed is False

@@ -19,6 +19,7 @@ class Fake:
 
     def __init__(self, st):
         self.st, self.done, self.fail_at, self.counts = st, [], None, {"degeneration/en": [0, 12]}
+        self.after = set()
         self.rates = {"candidate": 70.0, "baseline": 90.0}
         self.pools = dict(POOLS)
 
@@ -28,6 +29,9 @@ class Fake:
         return Boot(name, log, 12.34, [], None)
 
     def measure(self, st, booted, arm, rounds, limits, run, after=""):
+        self.after.add(after)
+        left = st.run_dir / "servers" / f"{st.unfinished}{booted.name}.jsonl"
+        files.write_whole(left, "")
         self._do(f"measure {booted.name}")
         fresh = boot_of(arm, int(booted.name[-1]), self.rates[arm] * (1 + int(booted.name[-1]) / 200), METRICS)
         bench.keep_samples(st.run_dir / "samples.jsonl", fresh)
@@ -116,6 +120,8 @@ def test_the_steps_in_order_and_what_they_leave(faked):
     assert left["verdict"]["data"]["answer"] == "slower" and left["verdict"]["data"]["not_interleaved"] is False
     # The candidate was asked twice: by notebook 06 and on its fresh boot.
     assert found.counts["candidate"]["degeneration/en"] == [0, 24]
+    # Nothing is left that a measurement made anew would go on with.
+    assert list((planned.station.run_dir / "servers").iterdir()) == []
 
 
 def test_what_is_done_is_not_done_again(faked):
@@ -136,6 +142,7 @@ def test_a_failure_is_gone_on_with_where_it_was(faked):
     trial.control(planned)
     # The first boot was whole, its probes included.
     assert fake.done == ["boot baseline-2", "measure baseline-2"]
+    assert fake.after == {trial.follows_on(planned, "control")}
 
 
 def test_notebook_06_run_again_makes_all_but_preflight_anew(faked, opened):

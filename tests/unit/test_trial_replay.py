@@ -1,10 +1,12 @@
 """`fieldbook trial` and `fieldbook compare` on the recorded replay, walked once: the commands say what notebook 07 says."""
 
 import json
+import os
 
 import pytest
+from conftest import ROOT
 
-from fieldbook import params, paths, receipts, walk
+from fieldbook import params, receipts, walk
 
 FILE = "params/cpu-smollm2-replay.yml"
 
@@ -12,13 +14,11 @@ FILE = "params/cpu-smollm2-replay.yml"
 @pytest.fixture(scope="module")
 def replayed(tmp_path_factory):
     """Run folder of a finished walk of the recorded box."""
-    import os
-
     folder = tmp_path_factory.mktemp("replay") / "run"
     before = {name: os.environ.get(name) for name in ("FIELDBOOK_ROOT", "FIELDBOOK_REPORTS")}
-    os.environ |= {"FIELDBOOK_ROOT": str(paths.Path(__file__).resolve().parents[2]), "FIELDBOOK_REPORTS": str(folder.parent)}
+    os.environ |= {"FIELDBOOK_ROOT": str(ROOT), "FIELDBOOK_REPORTS": str(folder.parent)}
     try:
-        assert walk.run(params.load(paths.root() / FILE), run_dir=str(folder)).status == 0
+        assert walk.run(params.load(ROOT / FILE), run_dir=str(folder)).status == 0
     finally:
         for name, value in before.items():
             os.environ.pop(name, None) if value is None else os.environ.update({name: value})
@@ -27,7 +27,7 @@ def replayed(tmp_path_factory):
 
 def test_trial_says_what_the_notebook_says(replayed, command):
     said = receipts.read(replayed, "07_verdict")
-    status, out, err = command("trial", paths.root() / FILE, "--run-dir", replayed, "--json")
+    status, out, err = command("trial", ROOT / FILE, "--run-dir", replayed, "--json")
     document = json.loads(out)
     assert status == 0 and document["verdict"] == said.verdict and document["run_dir"] == str(replayed)
     assert list(document["steps"]) == ["preflight", "control", "boot", "verify"] and "verdict: ..." in err
@@ -37,9 +37,9 @@ def test_trial_says_what_the_notebook_says(replayed, command):
 
 
 def test_one_step_alone(replayed, command):
-    status, out, _ = command("trial", paths.root() / FILE, "--run-dir", replayed, "--step", "preflight")
+    status, out, _ = command("trial", ROOT / FILE, "--run-dir", replayed, "--step", "preflight")
     assert status == 0 and out.startswith("Preflight\n") and "46,592" in out and "Verdict" not in out
-    status, out, _ = command("trial", paths.root() / FILE, "--run-dir", replayed, "--step", "verdict")
+    status, out, _ = command("trial", ROOT / FILE, "--run-dir", replayed, "--step", "verdict")
     assert status == 0 and "traffic floor, µs a token" in out and "rank 1: weights, GiB" in out
     assert out.strip().splitlines()[-1] == receipts.read(replayed, "07_verdict").verdict
 
@@ -51,5 +51,5 @@ def test_compare_says_it_as_well(replayed, command):
 
 def test_the_tables_of_the_notebook(replayed):
     text = (replayed / "07_verdict.ipynb").read_text()
-    for words in ("tightest headroom", "of the reserved KV space", "measured / model", "weights read, and links", "## Preflight", "## Control", "## Boot", "## Verify"):
-        assert words in text
+    steps = [f"## {step}" for step in ("Preflight", "Control", "Boot", "Verify", "Verdict")]
+    assert [w for w in ("tightest headroom", "of the reserved KV space", "measured / model", "weights read, and links", *steps) if w not in text] == []
