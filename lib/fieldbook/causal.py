@@ -5,6 +5,7 @@ from typing import Any
 
 from . import memory, strategy
 from .budget import Gpus
+from .errors import BadInput
 from .inventory import Inventory
 from .layouts import strategy_of
 from .memory import Pool
@@ -34,6 +35,15 @@ class Headroom:
 def pool_of(params: Params, arm: Parallel | Baseline, layers: tuple[int, ...], gpus: Gpus | None) -> Pool:
     """The ledger of an arm. Raises BadInput as memory.pool does."""
     return memory.pool(params, memory.model_spec(params.model.name), layers, layout=strategy_of(arm).layout, gpus=gpus)
+
+
+def pool_if_known(params: Params, arm: Parallel | Baseline, layers: tuple[int, ...], gpus: Gpus | None) -> tuple[Pool | None, str]:
+    """(the ledger of an arm, '') or (None, why there is none): of a recorded box the memory of the cards, or of another layout than the report's, may not be
+    known. The gate of the memory has the last word on whether that may be served."""
+    try:
+        return pool_of(params, arm, layers, gpus), ""
+    except BadInput as error:
+        return None, str(error)
 
 
 def headroom(pool: Pool) -> Headroom:
@@ -88,13 +98,13 @@ def _bounded(floor_us: float | None, limits: dict[str, float | None]) -> Predict
 
 def rows(
     predicted: dict[str, dict[str, Predicted]],
-    pools: dict[str, int],
+    pools: dict[str, int | None],
     measured: dict[str, dict[str, float | None]],
     logged: dict[str, int | None],
     names: dict[str, str],
 ) -> list[dict[str, Any]]:
     """What the model said beside what was measured, for each arm and metric, and the ratio of the two. predicted and measured: {arm: {metric: ...}}."""
-    found = [_row("KV pool, tokens", names[arm], None, float(pools[arm]), "memory", logged[arm]) for arm in names]
+    found = [_row("KV pool, tokens", names[arm], None, pools[arm], "memory" if pools[arm] else "", logged[arm]) for arm in names]
     for metric in predicted["candidate"]:
         for arm in names:
             one = predicted[arm].get(metric, Predicted(None, None, ""))

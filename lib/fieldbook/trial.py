@@ -36,8 +36,8 @@ def preflight(trial: Trial) -> dict[str, Any]:
 
     Returns {"expectation", "primary_metric", "max_p", "names", "gates", "refused", "escaped", "pools", "predicted"}; a refusal is never kept as done.
     """
-    if found := kept(trial, "preflight"):
-        return found
+    if before := kept(trial, "preflight"):
+        return before
     st, started = trial.station, receipts.now()
     first, defects, gpus = st.earlier(1), proofs.states_after(st), st.gpus()
     rows = {arm: gates.check(arms.look(st, layout, trial.layers[arm], defects)) for arm, layout in trial.arms.items()}
@@ -46,9 +46,11 @@ def preflight(trial: Trial) -> dict[str, Any]:
     data |= {"names": trial.names, "gates": rows, "refused": "; ".join(refused), "escaped": [t for one in rows.values() for t in gates.escaped(one)]}
     if not refused:
         reads, limits = causal.reads_bytes_s(first.figures, st.params), arms.ceilings_tok_s(first)
-        pools = {arm: causal.pool_of(st.params, one, trial.layers[arm], gpus).pool_tokens for arm, one in trial.arms.items()}
+        found = {arm: causal.pool_if_known(st.params, one, trial.layers[arm], gpus) for arm, one in trial.arms.items()}
+        pools = {arm: pool.pool_tokens if pool else None for arm, (pool, _) in found.items()}
         said = {arm: causal.predict(st.params, one, trial.layers[arm], st.box(), reads, limits) for arm, one in trial.arms.items()}
-        data |= {"pools": pools, "predicted": {arm: {metric: asdict(p) for metric, p in one.items()} for arm, one in said.items()}}
+        data |= {"pools": pools, "no_pool": {arm: why for arm, (_, why) in found.items() if why}}
+        data |= {"predicted": {arm: {metric: asdict(p) for metric, p in one.items()} for arm, one in said.items()}}
     return keep(trial, "preflight", started, data, done=not refused)
 
 
@@ -88,7 +90,7 @@ def boot(trial: Trial) -> dict[str, Any]:
     booted = arms.boot(st, SECOND, trial.arms["candidate"], trial.layers["candidate"])
     facts = boot_facts(booted)
     predicted, logged = preflight(trial)["pools"]["candidate"], facts["pool_tokens"]
-    pool = {"predicted": predicted, "logged": logged, "residual": None if logged is None else logged - predicted}
+    pool = {"predicted": predicted, "logged": logged, "residual": None if None in (logged, predicted) else logged - predicted}
     return keep(trial, "boot", started, {"boot": facts, "pool": pool})
 
 
@@ -158,7 +160,7 @@ def verdict(trial: Trial) -> Verdict:
     boots = {"candidate": [fresh["boot"]], "baseline": list(of_baseline["boots"].values())}
     problem = "; ".join(missing_.values())
     logged = {arm: one[-1]["pool_tokens"] for arm, one in boots.items()}
-    wrong = [trial.names[arm] for arm, tokens in before["pools"].items() if logged[arm] not in (None, tokens)]
+    wrong = [trial.names[arm] for arm, tokens in before["pools"].items() if tokens is not None and logged[arm] not in (None, tokens)]
     problem = f"pool not as predicted: {', '.join(wrong)}" if wrong else problem
     problem = result.line if result.failure else problem
     keep(trial, "verdict", started, result.document() | {"problem": problem, "samples": len(samples)})

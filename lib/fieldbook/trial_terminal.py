@@ -87,7 +87,7 @@ def _text(told: dict[str, Any], planned: Trial) -> str:
 
 def _verdict_text(found: Verdict, planned: Trial) -> str:
     st = planned.station
-    pools = {arm: causal.pool_of(st.params, one, planned.layers[arm], st.gpus()) for arm, one in planned.arms.items()}
+    pools = {arm: causal.pool_if_known(st.params, one, planned.layers[arm], st.gpus())[0] for arm, one in planned.arms.items()}
     tables = [verdict_tables.arms(found, planned, pools), verdict_tables.story(found, planned, trial.preflight(planned))]
     return "\n\n".join([outcome_text(found.outcome), *(text_table(rows, "  ") for rows in tables), found.line])
 

@@ -44,7 +44,7 @@ def held(pool: dict[str, Any], name: str) -> Rows:
     return [{"layout": name, "predicted": pool["predicted"], "boot log": pool["logged"], "residual": pool["residual"]}]
 
 
-def arms(found: Verdict, trial: Trial, pools: dict[str, Pool]) -> Rows:
+def arms(found: Verdict, trial: Trial, pools: dict[str, Pool | None]) -> Rows:
     """Both arms in columns: memory of each rank, tightest headroom, pool predicted and logged, speeds, degeneration, other probes failed, ready time."""
     middle = outcome.medians(found.samples, trial.metrics)
     columns = {arm: _column(found, pools[arm], arm, middle[arm]) for arm in trial.names}
@@ -52,15 +52,16 @@ def arms(found: Verdict, trial: Trial, pools: dict[str, Pool]) -> Rows:
     return [{"quantity": title, **{trial.names[arm]: column.get(title) for arm, column in columns.items()}} for title in titles]
 
 
-def _column(found: Verdict, pool: Pool, arm: str, middle: dict[str, float | None]) -> dict[str, Any]:
-    tight, counted = causal.headroom(pool), probes.by_probe(found.counts[arm])
+def _column(found: Verdict, pool: Pool | None, arm: str, middle: dict[str, float | None]) -> dict[str, Any]:
+    counted = probes.by_probe(found.counts[arm])
     ready = [one["ready_s"] for one in found.boots[arm] if one["ready_s"] is not None]
     rows: dict[str, Any] = {}
-    for r in pool.ranks:
+    for r in pool.ranks if pool else ():
         rows[f"rank {r.rank}: weights, GiB"] = gib(r.weights_bytes)
         rows[f"rank {r.rank}: KV space, GiB"] = gib(r.available_kv_bytes)
-    rows["tightest headroom"] = f"rank {tight.rank}: {_size(tight.left_bytes)} {tight.of}"
-    rows |= {"KV pool predicted, tokens": pool.pool_tokens, "KV pool logged, tokens": found.logged[arm]}
+    tight = causal.headroom(pool) if pool else None
+    rows["tightest headroom"] = f"rank {tight.rank}: {_size(tight.left_bytes)} {tight.of}" if tight else None
+    rows |= {"KV pool predicted, tokens": pool.pool_tokens if pool else None, "KV pool logged, tokens": found.logged[arm]}
     rows |= {f"{metric_label(metric)}: tok/s, median": value for metric, value in middle.items()}
     degenerate = counted.pop("degeneration", (0, 0))
     rows["degenerate samples"] = probes.share_text(*degenerate)

@@ -2,12 +2,14 @@
 
 import contextlib
 import json
+from types import SimpleNamespace
 
 import pytest
 from samples import answer, boot_of
 
-from fieldbook import arms, bench, bootlog, files, inventory, probes, station, trial
+from fieldbook import arms, bench, bootlog, causal, files, inventory, probes, station, trial, verdict_tables
 from fieldbook.arms import Boot
+from fieldbook.budget import Budget
 from fieldbook.errors import GateFailed, NoSamples
 
 METRICS = ["prefill_128_tok_s", "prefill_512_tok_s", "decode_c1_tok_s", "decode_c4_tok_s"]
@@ -206,6 +208,38 @@ def test_a_pool_that_is_not_as_predicted_fails(faked):
     fake.pools["baseline"] = 1000
     found = whole(planned)
     assert found.problem == "pool not as predicted: PP1" and not found.degenerate
+
+
+def test_a_pool_that_nobody_can_predict_fails_nothing(faked, monkeypatch):
+    planned, _ = faked
+    monkeypatch.setattr(trial.causal, "pool_if_known", lambda *_: (None, "nothing tells the memory of the cards"))
+    found = whole(planned)
+    before = trial.preflight(planned)
+    assert before["pools"] == {"candidate": None, "baseline": None} and before["no_pool"]["baseline"].startswith("nothing tells")
+    assert found.problem == "" and trial.boot(planned)["pool"]["residual"] is None
+    rows = verdict_tables.arms(found, planned, {"candidate": None, "baseline": None})
+    assert {row["quantity"]: row["PP1"] for row in rows}["tightest headroom"] is None
+    assert verdict_tables.story(found, planned, before)[0]["model says"] is None
+
+
+def test_both_arms_in_columns_and_the_story(faked):
+    planned, _ = faked
+    found = whole(planned)
+    pools = {arm: causal.pool_of(planned.station.params, one, planned.layers[arm], None) for arm, one in planned.arms.items()}
+    rows = {row["quantity"]: row for row in verdict_tables.arms(found, planned, pools)}
+    assert rows["rank 1: KV space, GiB"]["PP2 15+15"] == 1 and rows["rank 1: KV space, GiB"]["PP1"] is None
+    assert rows["degenerate samples"]["PP2 15+15"] == "0 of 24: below 11.7%" and rows["first token after, s"]["PP1"] == "12, 12"
+    assert rows["tightest headroom"]["PP1"].startswith("rank 0: ") and rows["tightest headroom"]["PP1"].endswith(" MiB of the reserved KV space")
+    story = verdict_tables.story(found, planned, trial.preflight(planned))
+    assert [(row["model says"], row["measured"], row["measured / model"]) for row in story[:2]] == [(46592, 46592, 1), (23296, 23296, 1)]
+    assert [row["what"] for row in story[2::2]] == METRICS and all(row["measured"] for row in story)
+
+
+def test_headroom_of_cards_is_what_is_left_of_them():
+    budget = Budget(1000, 900, 300, 10, 20, 30, 40, "estimated", 0)
+    ranks = [SimpleNamespace(rank=r, budget=budget, weights_bytes=300, kv_bytes_per_block=b, available_kv_bytes=500) for r, b in ((0, 5), (1, 10))]
+    # 1000 - 300 - (10 + 20 + 30 + 40) - 40 blocks of 10 bytes.
+    assert causal.headroom(SimpleNamespace(ranks=ranks, blocks=40)) == causal.Headroom(1, 200, "of the card")
 
 
 def test_arms_of_one_layout_get_names_that_tell_them_apart():
