@@ -93,7 +93,7 @@ def rows(
     names: dict[str, str],
 ) -> list[dict[str, Any]]:
     """What the model said beside what was measured, for each arm and metric, and the ratio of the two. predicted and measured: {arm: {metric: ...}}."""
-    found = [_row("KV pool, tokens", names[arm], None, pools[arm], "memory", logged[arm]) for arm in names]
+    found = [_row("KV pool, tokens", names[arm], None, pools[arm], "memory" if pools[arm] else "", logged[arm]) for arm in names]
     for metric in predicted["candidate"]:
         for arm in names:
             one = predicted[arm].get(metric, Predicted(None, None, ""))

@@ -77,7 +77,7 @@ class RunFiles:
 
 def _members(archive: zipfile.ZipFile, where: str) -> dict[str, zipfile.ZipInfo]:
     """Members by their names below the one top folder. Raises BadInput for names that lead out of it, and for more than one top folder."""
-    found, tops = {}, set()
+    found, tops, twice = {}, set(), ""
     for info in archive.infolist():
         name = PurePosixPath(info.filename)
         unsafe = name.is_absolute() or ".." in name.parts or "\\" in info.filename or ":" in info.filename or "\0" in info.filename
@@ -88,9 +88,10 @@ def _members(archive: zipfile.ZipFile, where: str) -> dict[str, zipfile.ZipInfo]
             continue
         tops.add(name.parts[0] if len(name.parts) > 1 else "")
         below = "/".join(name.parts[1:]) if len(name.parts) > 1 else name.name
-        if below in found:
-            raise BadInput(f"{where}: {info.filename[:80]!r} is in it twice")
+        twice = info.filename if below in found else twice
         found[below] = info
     if len(tops) != 1 or "" in tops:
         raise BadInput(f"{where}: expected one folder in it, the run's, and nothing beside; got {', '.join(sorted(filter(None, tops))[:4]) or 'files alone'}")
+    if twice:
+        raise BadInput(f"{where}: {twice[:80]!r} is in it twice")
     return found

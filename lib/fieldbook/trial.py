@@ -36,8 +36,8 @@ def preflight(trial: Trial) -> dict[str, Any]:
 
     Returns {"expectation", "primary_metric", "max_p", "names", "gates", "refused", "escaped", "pools", "predicted"}; a refusal is never kept as done.
     """
-    if found := kept(trial, "preflight"):
-        return found
+    if before := kept(trial, "preflight"):
+        return before
     st, started = trial.station, receipts.now()
     first, defects = st.earlier(1), proofs.states_after(st)
     rows = {arm: gates.check(arms.look(st, layout, trial.layers[arm], defects)) for arm, layout in trial.arms.items()}
@@ -47,9 +47,11 @@ def preflight(trial: Trial) -> dict[str, Any]:
     data |= {"names": trial.names, "gates": rows, "refused": "; ".join(refused), "escaped": [t for one in rows.values() for t in gates.escaped(one)]}
     if not refused:
         reads, limits = causal.reads_bytes_s(first.figures, st.params), arms.ceilings_tok_s(first)
-        pools = {arm: causal.tokens_of(arms.pool_of(st, one, trial.layers[arm])[0]) for arm, one in trial.arms.items()}
+        found = {arm: arms.pool_of(st, one, trial.layers[arm]) for arm, one in trial.arms.items()}
+        pools = {arm: causal.tokens_of(pool) for arm, (pool, _) in found.items()}
         said = {arm: causal.predict(st.params, one, trial.layers[arm], st.box(), reads, limits) for arm, one in trial.arms.items()}
-        data |= {"pools": pools, "predicted": {arm: {metric: asdict(p) for metric, p in one.items()} for arm, one in said.items()}}
+        data |= {"pools": pools, "no_pool": {arm: why for arm, (_, why) in found.items() if why}}
+        data |= {"predicted": {arm: {metric: asdict(p) for metric, p in one.items()} for arm, one in said.items()}}
     return keep(trial, "preflight", started, data, done=not refused)
 
 
@@ -75,6 +77,7 @@ def control(trial: Trial) -> dict[str, Any]:
             arms.stop_boot(booted)
             data["boots"][name] = boot_facts(booted)
             keep(trial, "control", started, data, done=number == 2)
+            _forget(trial, name)
     return data
 
 
@@ -92,7 +95,7 @@ def boot(trial: Trial) -> dict[str, Any]:
     booted = arms.boot(st, SECOND, trial.arms["candidate"], trial.layers["candidate"])
     facts = boot_facts(booted)
     predicted, logged = preflight(trial)["pools"]["candidate"], facts["pool_tokens"]
-    pool = {"predicted": predicted, "logged": logged, "residual": None if logged is None else logged - predicted}
+    pool = {"predicted": predicted, "logged": logged, "residual": None if None in (logged, predicted) else logged - predicted}
     return keep(trial, "boot", started, {"boot": facts, "pool": pool})
 
 
@@ -110,14 +113,15 @@ def verify(trial: Trial) -> dict[str, Any]:
     with _client(trial) as run:
         booted = _still_up(trial) or arms.boot(st, SECOND, candidate, trial.layers["candidate"])
         arms.measure(st, booted, "candidate", 1, _limits(trial), run, follows_on(trial, "verify"))
-        counts = {}
         if st.live:
-            _, told = arms.probe(st, booted, SECOND, st.params.probes.model_copy(update={"needle_shares": []}))
-            counts = told["counts"]
+            arms.probe(st, booted, SECOND, st.params.probes.model_copy(update={"needle_shares": []}))
     arms.stop_boot(booted)
+    counts = probes.counts([a for a in _answers(trial) if a.arm == SECOND])
     facts = boot_facts(booted)
     # Found again, it does not tell how long it took; `boot` saw it.
-    return keep(trial, "verify", started, {"boot": facts if facts["ready_s"] else booting["boot"], "counts": counts})
+    data = keep(trial, "verify", started, {"boot": facts if facts["ready_s"] else booting["boot"], "counts": counts})
+    _forget(trial, SECOND)
+    return data
 
 
 @dataclass(frozen=True)
@@ -167,7 +171,7 @@ def verdict(trial: Trial) -> Verdict:
     boots = {"candidate": [fresh["boot"]], "baseline": list(of_baseline["boots"].values())}
     problem = "; ".join(missing_.values())
     logged = {arm: one[-1]["pool_tokens"] for arm, one in boots.items()}
-    wrong = [trial.names[arm] for arm, tokens in before["pools"].items() if logged[arm] not in (None, tokens)]
+    wrong = [trial.names[arm] for arm, tokens in before["pools"].items() if tokens is not None and logged[arm] not in (None, tokens)]
     problem = f"pool not as predicted: {', '.join(wrong)}" if wrong else problem
     problem = result.line if result.failure else problem
     keep(trial, "verdict", started, result.document() | {"problem": problem, "samples": len(samples)})
@@ -206,6 +210,11 @@ def _measuring(trial: Trial, step: str, stop: bool = True) -> Station:
     if st.live and stop:
         server.stop_all(st.run_dir)
     return st
+
+
+def _forget(trial: Trial, name: str) -> None:
+    """What an interrupted measurement of this boot would have gone on with: it is whole now."""
+    bench.forget(trial.station.run_dir / "servers" / f"{trial.station.unfinished}{name}.jsonl")
 
 
 def _limits(trial: Trial) -> dict[str, float]:

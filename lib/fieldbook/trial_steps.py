@@ -66,8 +66,8 @@ def step_file(trial: Trial, step: str) -> Path:
 def follows_on(trial: Trial, step: str) -> str:
     """Digest of the receipts that a step rests on: when one of these stations has been run again, the step is not current any more."""
     numbers = (1, 3) if step == "preflight" else (6,)
-    found = [receipts.path_of(trial.station.run_dir, trial.station.earlier(number).notebook) for number in numbers]
-    return "-".join(files.sha256_of(file)[:16] for file in found)
+    found = [receipts.path_of(trial.station.run_dir, paths.station_name(number)) for number in numbers]
+    return "-".join(files.sha256_of(file)[:16] if file.is_file() else "none" for file in found)
 
 
 def kept(trial: Trial, step: str, whole: bool = True) -> dict[str, Any] | None:

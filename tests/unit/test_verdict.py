@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fieldbook import verdict
+from fieldbook import repeating, verdict
+from fieldbook.errors import NoSamples
 
 
 def slow_p(candidate, baseline):
@@ -91,10 +92,13 @@ def test_p_does_not_depend_on_the_unit():
         assert verdict.permutation_p(*[[[v * scale for v in values] for values in arm] for arm in (candidate, baseline)]) == p
 
 
-def test_aa_band_by_hand():
+def test_noise_floor_by_hand():
     # Candidate medians 10 and 11, pooled median of 9, 10, 11, 10, 11, 12 is 10.5: 1 / 10.5. Baseline medians 20 and 20.5: 0.5 / 20.25 is less.
-    assert verdict.aa_band([[9, 10, 11], [10, 11, 12]], [[19, 20, 21], [19.5, 20.5, 21.5]]) == pytest.approx(1 / 10.5)
-    assert verdict.aa_band([[5, 5, 5], [5, 5, 5]], [[7], [7]]) == 0
+    assert verdict.noise_floor([[9, 10, 11], [10, 11, 12]], [[19, 20, 21], [19.5, 20.5, 21.5]]) == pytest.approx(1 / 10.5)
+    assert verdict.noise_floor([[5, 5, 5], [5, 5, 5]], [[7], [7]]) == 0
+    # More rounds of some boot count as well, empty ones do not, and one round alone tells nothing.
+    assert verdict.noise_floor([[5], [5]], [[7], [7]], [[[4], [6], []]]) == pytest.approx(2 / 5)
+    assert verdict.noise_floor([[5, 6], []], [[7]]) is None
 
 
 def test_bootstrap_interval_brackets_the_ratio_and_repeats():
@@ -131,14 +135,16 @@ def test_faster_and_slower():
 
 
 def test_p_at_the_limit_is_no_difference():
-    assert verdict.compare("m", FAST, SLOW, 0.005).answer == "cannot tell"
+    found = verdict.compare("m", FAST, SLOW, 0.005)
+    assert found.answer == "cannot tell" and found.more.repetitions == 4
 
 
 def test_same_needs_the_interval_inside_the_band():
     # Rounds of each arm differ by 10% (the band), the arms do not differ at all, so the interval stays inside.
     rounds = [[10.0, 10.0, 10.0], [11.0, 11.0, 11.0]]
     result = verdict.compare("m", rounds, rounds, 0.05)
-    assert result.answer == "same" and result.p_value == 1 and result.aa_band == pytest.approx(1 / 10.5)
+    assert result.answer == "same" and result.p_value == 1 and result.spread == pytest.approx(1 / 10.5)
+    assert result.aa_band == pytest.approx(3 / 10.5) and result.more is None
 
 
 def test_cannot_tell_when_the_interval_leaves_the_band():
@@ -152,6 +158,87 @@ def test_a_sure_difference_inside_the_band_is_not_called_one():
     result = verdict.compare("m", [[10.1, 10.2, 10.3], [12.1, 12.2, 12.3]], [[9.9, 9.8, 9.7], [11.9, 11.8, 11.7]], 0.05)
     assert result.p_value == 0.005 and abs(result.ratio - 1) < result.aa_band
     assert result.answer in ("same", "cannot tell")
+
+
+def test_the_band_is_wider_than_the_noise_floor():
+    # 14% apart in each round (p = 2/400), and boots of one arm differ by 8%: more than the floor, less than two equal arms may.
+    result = verdict.compare("m", [[11.9, 12, 12.1], [12.9, 13, 13.1]], [[10.4, 10.5, 10.6], [11.2, 11.3, 11.4]], 0.05)
+    assert result.p_value == 0.005 and result.spread < abs(result.ratio - 1) < result.aa_band
+    assert result.answer == "cannot tell" and result.more.repetitions is None and "lies within the A/A band" in result.more.words
+
+
+def boots(draw, mean, boot, within, repetitions=3):
+    """Two boots of one arm: each with a speed of its own, samples around it."""
+    speeds = [mean * (1 + draw.gauss(0, boot)) for _ in range(2)]
+    return [[speed * (1 + draw.gauss(0, within)) for _ in range(repetitions)] for speed in speeds]
+
+
+@pytest.mark.parametrize(("boot", "within"), [(0.05, 0.001), (0.03, 0.02), (0.01, 0.05)])
+def test_equal_arms_are_called_different_in_at_most_one_verdict_of_twenty(boot, within):
+    draw = random.Random(1)
+    answers = [verdict.compare("m", boots(draw, 20, boot, within), boots(draw, 20, boot, within), 0.05).answer for _ in range(1000)]
+    assert sum(answer in ("faster", "slower") for answer in answers) <= 50
+
+
+def test_without_the_factor_they_would_be_in_one_of_five(monkeypatch):
+    monkeypatch.setattr(verdict, "BAND_FACTOR", 1.0)
+    draw = random.Random(1)
+    answers = [verdict.compare("m", boots(draw, 20, 0.05, 0.001), boots(draw, 20, 0.05, 0.001), 0.05).answer for _ in range(1000)]
+    assert 150 < sum(answer in ("faster", "slower") for answer in answers) < 280
+
+
+def test_a_planted_slowdown_of_30_percent_is_always_called():
+    draw = random.Random(2)
+    for _ in range(1000):
+        slow, base = boots(draw, 14, 0.02, 0.02), boots(draw, 20, 0.02, 0.02)
+        assert verdict.compare("m", slow, base, 0.05).answer == "slower" and verdict.compare("m", base, slow, 0.05).answer == "faster"
+
+
+def test_a_round_without_a_sound_sample_of_one_arm_is_left_out():
+    found = verdict.compare("m", [[20.0, 20.2, 20.1], []], SLOW, 0.05)
+    # Three against three alone: 2 of 20 labellings.
+    assert found.p_value == 0.1 and found.answer == "cannot tell" and found.more.repetitions == 4
+
+
+@pytest.mark.parametrize(("candidate", "baseline", "who"), [([[], []], SLOW, "candidate"), (FAST, [[], []], "baseline"), ([[1.0], []], [[], [1.0]], "both")])
+def test_an_arm_without_any_is_said_in_one_line(candidate, baseline, who):
+    with pytest.raises(NoSamples, match=who):
+        verdict.compare("decode_c4_tok_s", candidate, baseline, 0.05)
+
+
+def test_one_boot_each_has_no_noise_floor():
+    found = verdict.compare("m", [FAST[0]], [SLOW[0]], 0.5)
+    assert (found.spread, found.aa_band, found.answer) == (None, None, "cannot tell")
+    assert found.more.repetitions is None and "no arm was measured twice" in found.more.words
+
+
+def test_equal_values_throughout_are_the_same():
+    found = verdict.compare("m", [[5.0] * 3] * 2, [[5.0] * 3] * 2, 0.05)
+    assert (found.answer, found.ratio, found.p_value, found.aa_band, found.interval) == ("same", 1, 1, 0, (1, 1))
+
+
+def test_a_band_of_nothing_lets_any_sure_difference_through():
+    # Boots that agree to the last bit: whatever the arms differ by is no chance.
+    found = verdict.compare("m", [[5.1, 5.2, 5.3]] * 2, [[5.0, 4.9, 4.8]] * 2, 0.05)
+    assert (found.spread, found.answer) == (0, "faster")
+
+
+def slow_estimate(candidate, baseline, draws=20_000):
+    """The same p-value, from shuffles made here."""
+    draw, observed = random.Random(5), abs(np.mean(sum(candidate, [])) - np.mean(sum(baseline, [])))
+    hits = 0
+    for _ in range(draws):
+        shuffled = [draw.sample(a + b, len(a + b)) for a, b in zip(candidate, baseline, strict=True)]
+        ours, theirs = (sum((r[: len(r) // 2] if first else r[len(r) // 2 :] for r in shuffled), []) for first in (True, False))
+        hits += abs(sum(ours) - sum(theirs)) / len(ours) >= observed - 1e-9
+    return hits / draws
+
+
+def test_many_repetitions_are_drawn_from_the_labellings():
+    ours, theirs = [[1.0 + 0.1 * i for i in range(14)]] * 2, [[1.05 + 0.1 * i for i in range(14)]] * 2
+    p = verdict.permutation_p(ours, theirs)
+    assert p == verdict.permutation_p(ours, theirs) and abs(p - slow_estimate(ours, theirs)) < 0.01
+    assert verdict.permutation_p([[v + 100 for v in values] for values in ours], theirs) < 1e-4
 
 
 def test_one_value_a_round_can_never_be_called_different():
@@ -173,3 +260,43 @@ def test_sentence():
     assert verdict.sentence(result, "slower", {"candidate": "A", "baseline": "B"}).endswith("; expected was 'slower'")
     same = verdict.compare("decode_c2_tok_s", [[10.0] * 3, [11.0] * 3], [[10.0] * 3, [11.0] * 3], 0.05)
     assert verdict.sentence(same, "same", {"candidate": "A", "baseline": "B"}).startswith("A against B: same in decode, 2 streams: ")
+    assert verdict.sentence(same, "same", {"candidate": "A", "baseline": "B"}).endswith("; as expected (within a noise floor of ±9.5%)")
+    unknown = verdict.compare("decode_c2_tok_s", FAST, SLOW, 0.005)
+    line = verdict.sentence(unknown, "", {"candidate": "A", "baseline": "B"})
+    assert line.endswith("; nothing was expected (4 repetitions per round and arm would decide)")
+
+
+def test_least_repetitions_by_hand():
+    # 2 / C(6,3)^2 = 0.005 and 2 / C(4,2)^2 = 0.056; one round: 2 / C(8,4) = 0.029 and 2 / C(6,3) = 0.1.
+    assert (repeating.least_repetitions(2, 0.05), repeating.least_repetitions(1, 0.05), repeating.least_repetitions(2, 0.005)) == (3, 4, 4)
+
+
+def test_repetitions_to_differ_by_hand():
+    # Within each round and arm the variance is 1, the means differ by 1: n = 2 * (1.96 + 0.8416)^2 / 2 = 7.85.
+    assert repeating.to_differ([[9, 10, 11], [9, 10, 11]], [[10, 11, 12], [10, 11, 12]], 0.05) == 8
+    assert repeating.to_differ([[9, 10, 11]], [[9, 10, 11]], 0.05) is None
+    # One value in a round tells no variance: then only what the test can reach counts.
+    assert repeating.to_differ([[9.0], [9.1]], [[10.0], [10.1]], 0.05) == 3
+
+
+def test_so_many_repetitions_do_decide():
+    # What it says for a weak difference, taken at its word: the test calls it in about 8 of 10.
+    draw = random.Random(3)
+    rounds = [[9.0, 10.0, 11.0]] * 2, [[10.0, 11.0, 12.0]] * 2
+    n = repeating.to_differ(*rounds, 0.05)
+    hits = 0
+    for _ in range(60):
+        ours, theirs = ([[draw.gauss(mean, 1) for _ in range(n)] for _ in range(2)] for mean in (10, 11))
+        hits += verdict.permutation_p(ours, theirs) < 0.05
+    assert 40 <= hits <= 57
+
+
+def test_repetitions_to_be_the_same():
+    # The interval reaches 1/16 to either side of 1, the floor 1/32: half as wide takes four times as many.
+    assert repeating.to_be_same(3, 1.0, (0.9375, 1.0625), 0.03125) == 12
+    assert repeating.to_be_same(3, 1.02, (0.98, 1.06), 0.02) is None and repeating.to_be_same(3, 1.0, (0.9, 1.1), 0.0) is None
+
+
+def test_samples_that_spread_too_far_are_not_asked_for_without_end():
+    found = verdict.compare("m", [[1.0, 100.0, 50.0], [50.5, 100.0, 1.0]], [[1.0, 101.0, 50.0], [50.0, 101.0, 1.0]], 0.05)
+    assert found.answer == "cannot tell" and found.more.repetitions is None
