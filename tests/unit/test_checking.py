@@ -326,7 +326,7 @@ def test_a_report_changed_by_hand_is_named(copied, what):
 
 
 def test_params_manifest_and_missing_receipts_are_looked_at(copied, command):
-    hashes = {p.name: files.sha256_of(p) for p in copied.iterdir()} | {"gone.log": "0" * 64, "../outside": "0" * 64}
+    hashes = {p.name: files.sha256_of(p) for p in copied.iterdir() if p.is_file()} | {"gone.log": "0" * 64, "../outside": "0" * 64}
     (copied / "MANIFEST.json").write_text(json.dumps(hashes))
     (copied / "answers.jsonl").write_text((copied / "answers.jsonl").read_text().replace("baseline", "baseline", 1) + "\n")
     (copied / "03_partition_selection.json").unlink()

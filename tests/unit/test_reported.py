@@ -3,10 +3,12 @@
 import csv
 import re
 
+import nbformat
 import pytest
+from bs4 import BeautifulSoup
 from conftest import ROOT
 
-from fieldbook import gates, inventory, kv, memory, params, patches, reported
+from fieldbook import gates, inventory, kv, memory, params, patches, reported, show
 from fieldbook.errors import BadInput
 from fieldbook.reported import arms as reported_arms
 from fieldbook.reported import figures, recompute, story, wrong_turns
@@ -167,3 +169,32 @@ def test_every_published_figure_is_there():
         for number in re.findall(r"\d+(?:\.\d+)?", row["value"].replace("x", " ")):
             assert re.search(rf"(?<![\d.]){re.escape(number.rstrip('0').rstrip('.') if '.' in number else number)}0*(?![\d])", said), (row["id"], number)
     assert len(rows) > 70
+
+
+# --- what the walks show: the golden notebooks, which nbval holds against new ones
+
+
+def rows_of(box, station):
+    """Rows of the table that notebook `station` shows of the report, as its cells read."""
+    (file,) = (ROOT / "tests" / "golden" / box).glob(f"{station:02d}_*.ipynb")
+    for cell in nbformat.read(file, as_version=4).cells:
+        if cell.cell_type == "code" and "field_report.of_station(st)" in cell.source:
+            soup = BeautifulSoup(cell.outputs[0]["data"]["text/html"], "html.parser")
+            titles = [th.get_text() for th in soup.select("thead th")]
+            caption = soup.caption.get_text()
+            return [dict(zip(titles, [td.get_text() for td in tr.select("td")], strict=True)) for tr in soup.select("tbody tr")], caption
+    raise AssertionError(f"{file.name} shows no figure of its report")
+
+
+@pytest.mark.parametrize("box", BOXES)
+def test_every_figure_stands_in_its_notebook_with_its_label(box):
+    flagged = []
+    for station in (1, 2, 3, 5, 6, 7):
+        rows, caption = rows_of(box, station)
+        figures_here = reported.read(box).at(station)
+        assert [(row["figure"], row["of"]) for row in rows] == [(one.what, one.of) for one in figures_here]
+        for row, one in zip(rows, figures_here, strict=True):
+            assert (row["reported"], row["unit"], row["label"]) == (show.cell(one.value), one.unit, one.evidence)
+            flagged += [one.id] if row[""] == "DISAGREES" else []
+            assert one.id in caption if row[""] == "DISAGREES" else one.id not in caption.partition("DISAGREES")[2].split(", ")
+    assert set(flagged) == {name for name in FLAGGED if name in reported.read(box).figures}

@@ -212,20 +212,20 @@ def test_a_pool_that_is_not_as_predicted_fails(faked):
 
 def test_a_pool_that_nobody_can_predict_fails_nothing(faked, monkeypatch):
     planned, _ = faked
-    monkeypatch.setattr(trial.causal, "pool_if_known", lambda *_: (None, "nothing tells the memory of the cards"))
+    monkeypatch.setattr(trial.arms, "pool_of", lambda *_: (None, "nothing tells the memory of the cards"))
     found = whole(planned)
     before = trial.preflight(planned)
     assert before["pools"] == {"candidate": None, "baseline": None} and before["no_pool"]["baseline"].startswith("nothing tells")
     assert found.problem == "" and trial.boot(planned)["pool"]["residual"] is None
     rows = verdict_tables.arms(found, planned, {"candidate": None, "baseline": None})
-    assert {row["quantity"]: row["PP1"] for row in rows}["tightest headroom"] is None
+    assert {row["quantity"]: row["PP1"] for row in rows}["tightest headroom"] == "memory of the cards unknown"
     assert verdict_tables.story(found, planned, before)[0]["model says"] is None
 
 
 def test_both_arms_in_columns_and_the_story(faked):
     planned, _ = faked
     found = whole(planned)
-    pools = {arm: causal.pool_of(planned.station.params, one, planned.layers[arm], None) for arm, one in planned.arms.items()}
+    pools = {arm: trial.arms.pool_of(planned.station, one, planned.layers[arm])[0] for arm, one in planned.arms.items()}
     rows = {row["quantity"]: row for row in verdict_tables.arms(found, planned, pools)}
     assert rows["rank 1: KV space, GiB"]["PP2 15+15"] == 1 and rows["rank 1: KV space, GiB"]["PP1"] is None
     assert rows["degenerate samples"]["PP2 15+15"] == "0 of 24: below 11.7%" and rows["first token after, s"]["PP1"] == "12, 12"
