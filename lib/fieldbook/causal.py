@@ -10,15 +10,20 @@ from .memory import Pool
 from .params import Params
 from .schema import Baseline, Parallel
 
+# Title of the column with rates to expect.
+EXPECTED = f"with links at {strategy.LINKS_ABOVE_FLOOR:g} x their floor"
+
 
 @dataclass(frozen=True)
 class Predicted:
     """One metric of one arm. floor_us: microseconds that one token's traffic over the links takes at least, 0 where nothing is sent, None: a rate is not
-    known. at_most_tok_s: upper estimate, None where nothing bounds it; bound: what sets it."""
+    known. at_most_tok_s: upper estimate, None where nothing bounds it; bound: what sets it. expected_tok_s: the same with links at
+    strategy.LINKS_ABOVE_FLOOR times their floor, which gives the order of two layouts, not their rates."""
 
     floor_us: float | None
     at_most_tok_s: float | None
     bound: str
+    expected_tok_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -70,19 +75,20 @@ def predict(
     for tokens in bench.prefill_tokens:
         metric = f"prefill_{tokens}_tok_s"
         limits = {"links": links, "arithmetic": ceilings_tok_s.get(metric)}
-        found[metric] = _bounded(floor_us, limits)
+        slower = {**limits, "links": links / strategy.LINKS_ABOVE_FLOOR if links else None}
+        found[metric] = _bounded(floor_us, limits, min((rate for rate in slower.values() if rate is not None), default=None))
     for streams in bench.decode_concurrency:
         metric = f"decode_c{streams}_tok_s"
         one = strategy.decode_round(here, spec, params, fabric, layers, streams)
         known = one is not None and all(rate is not None for rate in fabric.memory_gb_s)
-        found[metric] = _bounded(floor_us, {"weights read, and links": one.at_most_tok_s if known else None})
+        found[metric] = _bounded(floor_us, {"weights read, and links": one.at_most_tok_s if known else None}, one.expected_tok_s if known else None)
     return found
 
 
-def _bounded(floor_us: float | None, limits: dict[str, float | None]) -> Predicted:
+def _bounded(floor_us: float | None, limits: dict[str, float | None], expected_tok_s: float | None) -> Predicted:
     known = {what: rate for what, rate in limits.items() if rate is not None}
     bound = min(known, key=known.get, default="")
-    return Predicted(floor_us, known.get(bound), bound)
+    return Predicted(floor_us, known.get(bound), bound, expected_tok_s)
 
 
 def rows(
@@ -97,14 +103,33 @@ def rows(
     for metric in predicted["candidate"]:
         for arm in names:
             one = predicted[arm].get(metric, Predicted(None, None, ""))
-            found.append(_row(metric, names[arm], one.floor_us, one.at_most_tok_s, one.bound, measured[arm].get(metric)))
-    return found
+            row = _row(metric, names[arm], one.floor_us, one.at_most_tok_s, one.bound, measured[arm].get(metric))
+            found.append(row | {EXPECTED: one.expected_tok_s})
+    titles = ["what", "arm", "traffic floor, µs a token", "model says", "set by", "measured", "measured / model", EXPECTED]
+    return [{title: row.get(title) for title in titles} for row in found]
 
 
 def _row(what: str, arm: str, floor_us: float | None, said: float | None, bound: str, seen: float | None) -> dict[str, Any]:
     ratio = seen / said if seen is not None and said else None
     told = {"what": what, "arm": arm, "traffic floor, µs a token": floor_us, "model says": said, "set by": bound or None}
     return told | {"measured": seen, "measured / model": ratio}
+
+
+def order(predicted: dict[str, dict[str, Predicted]], measured: dict[str, dict[str, float | None]], told: dict[str, str]) -> list[dict[str, Any]]:
+    """Whether the model puts the two arms in the order that was measured, metric by metric: the ratio it expects beside the one that was found.
+
+    told: {metric: answer of the test}; where it is 'same' or 'cannot tell', there is no order that a model could miss.
+    """
+    found = []
+    for metric, ours in predicted["candidate"].items():
+        theirs, seen = predicted["baseline"].get(metric), [measured[arm].get(metric) for arm in ("candidate", "baseline")]
+        if theirs and ours.expected_tok_s and theirs.expected_tok_s and all(seen):
+            expected, ratio = ours.expected_tok_s / theirs.expected_tok_s, seen[0] / seen[1]
+            undecided = told.get(metric) in ("same", "cannot tell")
+            tie = abs(expected - 1) <= strategy.TIE["throughput"]
+            right = "nothing measured to order" if undecided else "a tie expected" if tie else "right" if (expected > 1) == (ratio > 1) else "WRONG"
+            found.append({"metric": metric, "expected ratio": expected, "measured ratio": ratio, "order": right})
+    return found
 
 
 def reads_bytes_s(figures: dict[str, Any], params: Params) -> float | None:

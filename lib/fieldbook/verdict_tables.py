@@ -79,6 +79,14 @@ def story(found: Verdict, trial: Trial, before: dict[str, Any]) -> Rows:
     return causal.rows(predicted, before["pools"], found.middle, found.logged, trial.names)
 
 
+def order(found: Verdict, before: dict[str, Any]) -> str:
+    """Whether the model puts the arms in the order that was measured, one sentence; '' where it expects no rate of both."""
+    predicted = {arm: {metric: Predicted(**one) for metric, one in said.items()} for arm, said in before["predicted"].items()}
+    rows = causal.order(predicted, found.middle, {c.metric: c.answer for c in found.outcome.compared})
+    said = [f"{metric_label(r['metric'])} x{r['expected ratio']:.3g} expected, x{r['measured ratio']:.3g} found ({r['order']})" for r in rows]
+    return f"Candidate against baseline, by the model with links at {causal.strategy.LINKS_ABOVE_FLOOR:g} times their floor: {'; '.join(said)}." if said else ""
+
+
 def dots(found: Verdict, trial: Trial) -> Rows:
     """Every sound sample of both arms for the chart; of a report every value that it gives."""
     return judging().dots(trial) if trial.station.report else bench_tables.sample_dots(found.samples, trial.names)
