@@ -121,7 +121,7 @@ def _arms_of(run: Run, metric: str | None, expect: str | None) -> Outcome:
     expectation = expect or (run.params.verdict.expectation if primary == run.params.verdict.primary_metric else "")
     again = {name: bench.repeated_rounds(run.samples, name) for name in metrics}
     found, missing, adjusted = outcomes.compared(bench.by_boot(run.samples, metrics), primary, run.params.verdict.max_p, again)
-    judged = correctness.judge({arm: run.counts(arm) for arm in ("candidate", "baseline")}, trial.broken(run.answers))
+    judged = correctness.judge({arm: run.counts(arm) for arm in ("candidate", "baseline")}, correctness.broken(run.answers))
     return Outcome(trial.named(run.layouts), primary, expectation, found, missing, adjusted, judged)
 
 
@@ -139,7 +139,7 @@ def _of_two(one: Run, other: Run, metric: str | None, expect: str | None) -> Out
     max_p = min(one.params.verdict.max_p, other.params.verdict.max_p)
     found, missing, adjusted = outcomes.compared(rounds, primary, max_p, again)
     answers = [a for run, arm in ((one, "candidate"), (other, "baseline")) for a in _as_arm(run, arm)]
-    judged = correctness.judge({"candidate": one.counts("candidate"), "baseline": other.counts("candidate")}, trial.broken(answers))
+    judged = correctness.judge({"candidate": one.counts("candidate"), "baseline": other.counts("candidate")}, correctness.broken(answers))
     names = {"candidate": one.layouts["candidate"], "baseline": other.layouts["candidate"]}
     if names["candidate"] == names["baseline"]:
         names = {"candidate": f"{names['candidate']} (run A)", "baseline": f"{names['baseline']} (run B)"}

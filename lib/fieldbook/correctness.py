@@ -71,6 +71,17 @@ def judge(counts: Counts, broken: dict[str, tuple[int, int]] | None = None) -> C
     return Correctness(tuple(rows), loser, bool(loser) and by_probe.get(DEGENERATION) == loser)
 
 
+def broken(answers: list[probes.Answer]) -> dict[str, tuple[int, int]]:
+    """{arm: (answers that no server may give, answers)}."""
+    mine = {arm: [a for a in answers if a.arm.partition("-")[0] == arm] for arm in ("candidate", "baseline")}
+    return {arm: (sum(bool(a.problems) for a in some), len(some)) for arm, some in mine.items()}
+
+
+def together(one: dict[str, list[int]], other: dict[str, list[int]]) -> dict[str, list[int]]:
+    """Counts of two askings of one arm, stratum by stratum."""
+    return {key: [sum(pair) for pair in zip(one.get(key, [0, 0]), other.get(key, [0, 0]), strict=True)] for key in dict.fromkeys([*one, *other])}
+
+
 def sentence(found: Correctness, names: dict[str, str]) -> str:
     """Why an arm loses, with counts, exact bounds and p; '' where none does."""
     if not found.loser:

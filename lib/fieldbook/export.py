@@ -51,10 +51,15 @@ def export(run_dir: Path, html: str | None = None, zipped: str | None = None) ->
 
 
 def read_members(run_dir: Path, box: str) -> dict[str, bytes]:
-    """The files of a run that are sent, clean, by their name in the folder: receipts, notebooks, params, samples and pictures; no servers' logs, no links."""
+    """The files of a run that are sent, clean, by their name in the folder: receipts, notebooks, params, samples, steps of the verdict, pictures.
+
+    No servers' logs, no links.
+    """
     rules = sharing.rules_of(run_dir, box)
     found = [path for path in run_dir.iterdir() if path.suffix in (".json", ".jsonl", ".yml", ".ipynb")]
     members = {path.name: sharing.clean_file(path, rules) for path in sorted(found) if _is_sent(path)}
+    steps = [path for path in sorted((run_dir / "steps").glob("*.json")) if _is_sent(path) and not (run_dir / "steps").is_symlink()]
+    members |= {f"steps/{path.name}": sharing.clean_file(path, rules) for path in steps}
     pictures = [path for path in sorted((run_dir / "screenshots").glob("*.png")) if _is_sent(path)]
     return members | {f"screenshots/{path.name}": path.read_bytes() for path in pictures}
 

@@ -164,9 +164,9 @@ def verdict(trial: Trial) -> Verdict:
     samples = [s for s in _samples(trial) if (s.arm, s.boot) in (("candidate", 1), ("candidate", 2), ("baseline", 1), ("baseline", 2))]
     again = {metric: bench.repeated_rounds(samples, metric) for metric in trial.metrics}
     found, missing_, adjusted = outcomes.compared(bench.by_boot(samples, trial.metrics), asked.primary_metric, asked.max_p, again)
-    counts = {"candidate": _together(measured.data["measured_probes"], of_candidate["counts"]), "baseline": of_baseline["counts"]}
+    counts = {"candidate": correctness.together(measured.data["measured_probes"], of_candidate["counts"]), "baseline": of_baseline["counts"]}
     result = Outcome(
-        trial.names, asked.primary_metric, asked.expectation, found, missing_, adjusted, correctness.judge(counts, broken(_answers(trial)))
+        trial.names, asked.primary_metric, asked.expectation, found, missing_, adjusted, correctness.judge(counts, correctness.broken(_answers(trial)))
     )
     boots = {"candidate": [fresh["boot"]], "baseline": list(of_baseline["boots"].values())}
     problem = "; ".join(missing_.values())
@@ -192,12 +192,6 @@ def boot_facts(booted: Boot) -> dict[str, Any]:
     """What the verdict tells of a boot."""
     told = {"name": booted.name, "pool_tokens": booted.log.pool_tokens, "vllm": booted.log.vllm_version}
     return told | {"ready_s": None if booted.ready_s is None else round(booted.ready_s, 1)}
-
-
-def broken(answers: list[probes.Answer]) -> dict[str, tuple[int, int]]:
-    """{arm: (answers that no server may give, answers)}."""
-    mine = {arm: [a for a in answers if a.arm.partition("-")[0] == arm] for arm in ("candidate", "baseline")}
-    return {arm: (sum(bool(a.problems) for a in some), len(some)) for arm, some in mine.items()}
 
 
 def _measuring(trial: Trial, step: str, stop: bool = True) -> Station:
@@ -247,11 +241,6 @@ def _samples(trial: Trial) -> list[Sample]:
 def _answers(trial: Trial) -> list[probes.Answer]:
     st = trial.station
     return probes.read_answers(st.run_dir / "answers.jsonl" if st.live else arms.recorded_file(st, "answers.jsonl"))
-
-
-def _together(one: dict[str, list[int]], other: dict[str, list[int]]) -> dict[str, list[int]]:
-    """Counts of two askings of one arm, stratum by stratum."""
-    return {key: [sum(pair) for pair in zip(one.get(key, [0, 0]), other.get(key, [0, 0]), strict=True)] for key in dict.fromkeys([*one, *other])}
 
 
 FUNCTIONS: dict[str, Callable[[Trial], Any]] = {"preflight": preflight, "control": control, "boot": boot, "verify": verify, "verdict": verdict}

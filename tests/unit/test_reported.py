@@ -219,7 +219,7 @@ def test_the_model_puts_both_reports_arms_in_the_order_that_was_measured():
         ("cmp170hx-x3", "decode_c1_tok_s"): "right",
         ("cmp170hx-x3", "decode_c8_tok_s"): "right",
         ("a100-x8-glm53", "decode_c1_tok_s"): "a tie expected",
-        # 4% expected, 21% found: the right way round, but less than what decides a choice.
+        # 5% expected, 21% found: the right way round, but less than what decides a choice.
         ("a100-x8-glm53", "decode_c16_tok_s"): "a tie expected",
     }
     said = {"candidate": {"m": causal.Predicted(1, 9, "links", 5.0)}, "baseline": {"m": causal.Predicted(1, 9, "links", 10.0)}}

@@ -3,11 +3,13 @@
 from functools import lru_cache
 from typing import Any
 
-from .. import bench, bench_tables, params, probes
-from .. import verdict as judge
+from .. import bench, bench_tables, correctness, params, probes, trial_steps
+from .. import outcome as outcomes
 from ..bench import Sample
+from ..outcome import Outcome
 from ..probes import Answer
-from .compare import CannotTell, Found
+from ..verdict import Comparison
+from .compare import CannotTell, Found, plain
 from .launched import boot_log
 from .planned import predicted_pools
 from .run import Run, said
@@ -106,21 +108,27 @@ def bench_passed(run: Run, key: str) -> Found:
 
 
 @lru_cache(maxsize=1)
-def comparisons(run: Run) -> tuple[list[judge.Comparison], list[str]]:
-    """(every metric's comparison, metrics without sound samples), as notebook 07 makes them."""
-    samples, most = compared_samples(run), run.asked.verdict.max_p
+def outcome_of(run: Run) -> Outcome:
+    """What notebook 07 finds, by the same functions, from samples and answers alone."""
+    asked, samples = run.asked.verdict, compared_samples(run)
     rounds = bench.by_boot(samples, run.metrics)
-    missing = [metric for metric, values in rounds.items() if not all(values["candidate"] + values["baseline"])]
-    found = []
-    for metric, values in rounds.items():
-        if metric not in missing:
-            run.feasible(values["candidate"], values["baseline"])
-            found.append(judge.compare(metric, values["candidate"], values["baseline"], most, bench.repeated_rounds(samples, metric)))
-    return found, missing
+    for values in rounds.values():
+        run.feasible(values["candidate"], values["baseline"])
+    again = {metric: bench.repeated_rounds(samples, metric) for metric in run.metrics}
+    found, missing, adjusted = outcomes.compared(rounds, asked.primary_metric, asked.max_p, again)
+    names = trial_steps.named(run.names)
+    judged = correctness.judge(counts_of(run), correctness.broken(run.answers))
+    return Outcome(names, asked.primary_metric, asked.expectation, found, missing, adjusted, judged)
 
 
-def _comparison(run: Run, metric: str) -> judge.Comparison:
-    found = next((one for one in comparisons(run)[0] if one.metric == metric), None)
+def counts_of(run: Run) -> dict[str, dict[str, list[int]]]:
+    """Failed and asked of every stratum, of both arms; the candidate's second asking goes with its first."""
+    ours, again = (probes.counts(_answers(run, arm)) for arm in ("candidate", "candidate-2"))
+    return {"candidate": correctness.together(ours, again), "baseline": probes.counts(_answers(run, "baseline"))}
+
+
+def _comparison(run: Run, metric: str) -> Comparison:
+    found = next((one for one in outcome_of(run).compared if one.metric == metric), None)
     if found is None:
         raise CannotTell(f"there are no sound samples of {metric} in both rounds of both arms")
     return found
@@ -139,17 +147,22 @@ def candidate_median(run: Run, key: str) -> Found:
 def ratio(run: Run, key: str) -> Found:
     """Ratio of medians; p, band and answer stand in the figure's texts."""
     one = _comparison(run, key.removesuffix("_ratio"))
-    source = f"ratio of medians; exact p = {one.p_value:.4f}, A/A band ±{one.aa_band:.1%}"
+    source = f"ratio of medians; exact p = {one.p_value:.4f}, A/A band ±{one.aa_band or 0:.1%}"
     try:
-        label = f"{params.metric_label(one.metric)} against {run.names['baseline']}: {one.answer}"
+        label = f"{params.metric_label(one.metric)} against {outcome_of(run).names['baseline']}: {one.answer}"
     except CannotTell:
         label = None
     return Found(one.ratio, run.told("samples.jsonl"), decimals=3, source=source, label=label)
 
 
 def _logged_pools(run: Run) -> tuple[dict[str, int], str]:
-    logs = {arm: run.log(arm, 2) for arm in ("candidate", "baseline")}
-    return {arm: log.pool_tokens for arm, (log, _) in logs.items()}, " and ".join(file for _, file in logs.values())
+    """Pools of the second boot of each arm, from their logs, else from what the steps kept."""
+    try:
+        logs = {arm: run.log(arm, 2) for arm in ("candidate", "baseline")}
+        return {arm: log.pool_tokens for arm, (log, _) in logs.items()}, " and ".join(file for _, file in logs.values())
+    except CannotTell:
+        steps = {name: run.step(name) for name in ("control", "boot")}
+        return {"candidate": steps["boot"]["boot"]["pool_tokens"], "baseline": list(steps["control"]["boots"].values())[-1]["pool_tokens"]}, "steps/*.json"
 
 
 def pool_ratio(run: Run, key: str) -> Found:
@@ -160,32 +173,29 @@ def pool_ratio(run: Run, key: str) -> Found:
 
 def arms_counts(run: Run, key: str) -> Found:
     """Failed and asked of every stratum, of both arms."""
-    counted = {arm: probes.counts(_answers(run, arm)) for arm in ("candidate", "baseline")}
-    return Found(counted, run.told("answers.jsonl"))
+    return Found(counts_of(run), run.told("answers.jsonl"))
 
 
 def _problem(run: Run) -> str:
     """What fails notebook 07, '' where nothing does. Where the boot logs are not there, the pools are taken to be as predicted."""
-    _, missing = comparisons(run)
-    counted = {arm: {"counts": probes.counts(_answers(run, arm))} for arm in ("candidate", "baseline")}
-    unsound = probes.problems(_answers(run, "baseline"), probes.against(counted["candidate"], counted["baseline"]))
+    found = outcome_of(run)
+    if found.failure:
+        return found.line
     try:
         pools, _ = _logged_pools(run)
         predicted = predicted_pools(run)
-        wrong = [run.names[arm] for arm in ("candidate", "baseline") if pools[arm] is not None and pools[arm] != predicted[arm]]
+        wrong = [found.names[arm] for arm in ("candidate", "baseline") if pools[arm] is not None and pools[arm] != predicted[arm]]
     except CannotTell:
         if run.receipt(7).verdict.startswith("pool not as predicted"):
             raise
         wrong = []
-    return "; ".join(unsound) or (f"pool not as predicted: {', '.join(wrong)}" if wrong else f"no sound samples of {', '.join(missing)}" if missing else "")
+    return f"pool not as predicted: {', '.join(wrong)}" if wrong else "; ".join(found.missing.values())
 
 
 def sentence(run: Run, key: str) -> Found:
     """The verdict."""
-    asked, problem = run.asked.verdict, _problem(run)
     marks = "".join(f"; LET THROUGH: {text}" for text in [*run.receipt(5).data["escaped"], *run.receipt(7).data["escaped"]])
-    line = problem or judge.sentence(_comparison(run, asked.primary_metric), asked.expectation, run.names)
-    return Found(line + marks, f"{run.told('samples.jsonl')}, answers.jsonl and boot logs")
+    return Found((_problem(run) or outcome_of(run).line) + marks, f"{run.told('samples.jsonl')}, answers.jsonl and boot logs")
 
 
 def passed(run: Run, key: str) -> Found:
@@ -195,7 +205,13 @@ def passed(run: Run, key: str) -> Found:
 
 def answer(run: Run, key: str) -> Found:
     """The answer in the primary metric."""
-    return Found(_comparison(run, run.asked.verdict.primary_metric).answer, run.told("samples.jsonl"))
+    primary = outcome_of(run).primary
+    return Found(primary.answer if primary else None, run.told("samples.jsonl"))
+
+
+def document(run: Run, key: str) -> Found:
+    """Everything that the outcome says."""
+    return Found(plain(outcome_of(run).document()), f"{run.told('samples.jsonl')} and answers.jsonl", decimals=None)
 
 
 RECOMPUTED: dict[str, dict[str, Any]] = {
@@ -218,6 +234,7 @@ RECOMPUTED: dict[str, dict[str, Any]] = {
         "*_tok_s_ratio": ratio,
         "data.measured_probes": arms_counts,
         "data.measured_answer": answer,
+        "data.measured_outcome": document,
         "receipt.verdict": sentence,
         "receipt.passed": passed,
     },

@@ -157,10 +157,15 @@ def predicted_pools(run: Run) -> dict[str, int]:
     """Tokens of both arms' pools, as notebook 07 predicts them."""
     if run.terms_untold(7):
         raise CannotTell("they may rest on the log of an earlier run of the box, whose terms its receipt does not keep")
-    base, gpus = run.asked.verdict.baseline, run.gpus(7)
-    split, size = partition.resolve_split(base, run.spec, run.layers), base.tensor_parallel_size
-    theirs = memory.pool(run.asked, run.spec, split, tensor_parallel_size=size, gpus=gpus)
-    return {"candidate": memory.pool(run.asked, run.spec, run.layers, gpus=gpus).pool_tokens, "baseline": theirs.pool_tokens}
+    base = run.asked.verdict.baseline
+    arms = {"candidate": (run.asked.parallel, run.layers), "baseline": (base, partition.resolve_split(base, run.spec, run.layers))}
+    found = {}
+    for arm, (layout, split) in arms.items():
+        pool, why_none, _ = gates.pool_of(run.asked, layout, run.spec, split, run.gpus(7))
+        if pool is None:
+            raise CannotTell(why_none)
+        found[arm] = pool.pool_tokens
+    return found
 
 
 _SPLIT = _studied(lambda found: list(found.chosen.layers_per_stage), "partition.choose of params and cards")

@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from typing import Any
 
+from .. import correctness, patches, reported, trial_steps
 from .. import params as params_module
-from .. import patches, reported
 from ..reported import arms as told_arms
-from ..reported import recompute
+from ..reported import judging, recompute
 from .compare import Found, plain
 from .run import Run
 
@@ -80,7 +80,19 @@ def _speeds(run: Run, report: reported.Report) -> dict[str, Recompute]:
 
 
 def _verdict(run: Run, report: reported.Report) -> dict[str, Recompute]:
-    return dict.fromkeys(("data.measured_probes", "data.measured_answer", "receipt.verdict", "receipt.passed"), _const(_LINE))
+    logs = [told_arms.boot_log(report, arm).pool_tokens for arm in ("candidate", "baseline")]
+    found = {"pool_ratio": _const(Found(logs[0] / logs[1] if all(logs) else None, report.name, decimals=3))}
+    for metric in params_module.metric_names(run.asked):
+        pair = [told_arms.speed(report, arm, metric) for arm in ("candidate", "baseline")]
+        if all(pair):
+            ours, theirs = pair[0][0], pair[1][0]
+            found |= {metric: _const(Found(ours, report.name)), f"{metric}_ratio": _const(Found(ours / theirs, f"{ours:,} / {theirs:,}", decimals=3))}
+    counts = {arm: told_arms.told(report, arm)["counts"] for arm in ("candidate", "baseline")}
+    names = trial_steps.named(run.names)
+    said = correctness.both(judging.line(report, run.asked.verdict, names), correctness.judge(counts), names)
+    marks = "".join(f"; LET THROUGH: {text}" for text in [*run.receipt(5).data["escaped"], *run.receipt(7).data["escaped"]])
+    found |= {"receipt.verdict": _const(Found(said + marks, report.name)), "data.measured_probes": _const(Found(counts, report.name))}
+    return found | dict.fromkeys(("data.measured_answer", "data.measured_outcome", "receipt.passed"), _const(_LINE))
 
 
 _BESIDES: dict[int, Callable[[Run, reported.Report], dict[str, Any]]] = {4: _patches, 5: _launch, 6: _speeds, 7: _verdict}

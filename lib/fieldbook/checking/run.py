@@ -136,6 +136,13 @@ class Run:
                 raise CannotTell(f"servers/{arm}-{number}.log is missing") from None
         return bootlog.parse(self.file(name).read_text(encoding="utf-8", errors="replace")), self.told(name)
 
+    def step(self, name: str) -> dict[str, Any]:
+        """What a step of the verdict kept. Raises CannotTell where it is not there."""
+        try:
+            return json.loads(self.file(f"steps/{name}.json").read_text(encoding="utf-8"))["data"]
+        except (OSError, ValueError, KeyError) as error:
+            raise CannotTell(f"steps/{name}.json: cannot be read ({error})") from None
+
     @cached_property
     def metrics(self) -> list[str]:
         """Names of the metrics that these params measure. Raises CannotTell for a schedule that nobody ran."""

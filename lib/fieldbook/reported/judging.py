@@ -5,6 +5,7 @@ from typing import Any
 from .. import arms, correctness
 from ..outcome import Outcome
 from ..params import metric_label
+from ..schema import Verdict as VerdictParams
 from ..trial import Verdict, boot_facts
 from ..trial_steps import Trial
 from . import arms as told_arms
@@ -43,7 +44,7 @@ def verdict(trial: Trial) -> Verdict:
         missing={},
         adjusted={},
         correctness=judged,
-        told=_line(trial),
+        told=line(report, asked, trial.names),
     )
     boots = {arm: [_facts(trial, arm)] for arm in trial.arms}
     return Verdict(result, [], boots, counts, "", middle(trial))
@@ -86,9 +87,9 @@ def ratios(trial: Trial) -> dict[str, tuple[float, str]]:
     return found
 
 
-def _line(trial: Trial) -> str:
-    report, asked, names = _report(trial), trial.station.params.verdict, trial.names
-    ours, theirs = (_speed(trial, arm, asked.primary_metric) for arm in ("candidate", "baseline"))
+def line(report: Report, asked: VerdictParams, names: dict[str, str]) -> str:
+    """What the report says of the metric that decides, in one line. names: {arm: layout}."""
+    ours, theirs = (told_arms.speed(report, arm, asked.primary_metric) for arm in ("candidate", "baseline"))
     if not ours or not theirs:
         return f"{report.name} does not give {metric_label(asked.primary_metric)} of both arms"
     ratio = ours[0] / theirs[0]
