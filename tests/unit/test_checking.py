@@ -166,9 +166,10 @@ def test_what_a_folder_lacks_is_told_and_not_held_against_it(copied, command):
     as_live(copied)
     for name in ("samples.jsonl", "servers/baseline-2.log", "readings.json"):
         (copied / name).unlink()
+    shutil.rmtree(copied / "steps")
     found = checking.check(copied)
     why = {(row.station[:2], row.figure): row.why for row in found.of("not_recomputed")}
-    assert found.sound and why["06", "decode_c4_tok_s"] == "samples.jsonl is missing" and why["07", "pool_ratio"] == "servers/baseline-2.log is missing"
+    assert found.sound and why["06", "decode_c4_tok_s"] == "samples.jsonl is missing" and why["07", "pool_ratio"] == "steps/control.json is missing"
     assert why["06", "data.signs"] == "readings.json is missing" and "samples cannot be checked: samples.jsonl is missing" in found.notes
     lines = command("check", copied)[1].splitlines()
     assert any(
@@ -180,6 +181,7 @@ def test_a_report_without_raw_data_is_taken_and_not_judged(copied, monkeypatch):
     """A field report of figures alone: no samples, answers, logs or patches anywhere."""
     for name in ("samples.jsonl", "answers.jsonl", "readings.json"):
         (copied / name).unlink()
+    shutil.rmtree(copied / "steps")
     monkeypatch.setattr(paths, "recorded_dir", lambda name: copied / "nowhere")
     for number, verdict in ((4, "as the report has it"), (5, "as the report has it")):
         edit(copied, number, lambda one, verdict=verdict: one.update(verdict=verdict))
@@ -187,7 +189,7 @@ def test_a_report_without_raw_data_is_taken_and_not_judged(copied, monkeypatch):
     found = checking.check(copied)
     why = {(row.station[:2], row.figure): row.why for row in found.of("not_recomputed")}
     assert found.sound and why["04", "receipt.verdict"].startswith("patches.json is missing, and this checkout has no data/reports/")
-    assert why["05", "receipt.verdict"].startswith("boot-candidate.log is missing") and why["07", "pool_ratio"] == "servers/candidate-2.log is missing"
+    assert why["05", "receipt.verdict"].startswith("boot-candidate.log is missing") and why["07", "pool_ratio"].startswith("steps/control.json is missing")
 
 
 # Changed by hand.
