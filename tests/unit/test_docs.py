@@ -23,15 +23,15 @@ FOLDERS = ("data", "docs", "lib", "notebooks", "params", "tests", "tools")
 # Names that stand for the reader's own.
 MADE_UP = re.compile(r"name\.yml|mybox|mine|nothere|a100-[ab]\.yml|llama-70b|mymodel|<|\.\.\.|NAME|\*")
 KEYS = {key for key, _, _ in params.describe()}
-SECTION = re.compile(rf"(?<![\w/.-])(?:{'|'.join(Params.model_fields)})(?:\.[a-z_]+)+")
+SECTION = re.compile(rf"(?<![\w/.-])(?:{'|'.join(Params.model_fields)})(?:\.[a-z_0-9]+)+")
 
 
 def code_of(page):
     """(blocks, spans): the lines of indented and fenced code with their continuations joined, and inline code."""
-    text, blocks, spans = page.read_text(encoding="utf-8").replace("\\\n", " "), [], []
+    text, blocks, spans, fenced = page.read_text(encoding="utf-8").replace("\\\n", " "), [], [], False
     for line in text.splitlines():
-        # Indented text of a list item is no code: it goes on in words.
-        if re.match(r"(?: {4}|\t)", line):
+        fenced ^= line.startswith("```")
+        if fenced or re.match(r"(?: {4}|\t)", line):
             blocks.append(line.strip())
         else:
             spans += re.findall(r"`([^`]+)`", line)
