@@ -196,6 +196,29 @@ def pool_of(station: Station, arm: Parallel | Baseline, layers_per_stage: tuple[
     return found, "its pool is not computed, since nothing tells the memory of the cards" if unknown else ""
 
 
+def pool_text(booted: Boot) -> str:
+    """'KV pool 46,592 tokens', as the log tells it."""
+    return "KV pool not told" if booted.log.pool_tokens is None else f"KV pool {booted.log.pool_tokens:,} tokens"
+
+
+def launch_line(station: Station, name: str, logged: int | None, pool: memory.Pool, rounding: int | None) -> tuple[str, bool]:
+    """(the line that the launch ends with, whether the memory accounting is wrong). rounding: as memory.pool_after gives it."""
+    if logged is None and station.report:
+        return f"{name} is planned with a KV pool of {pool.pool_tokens:,} tokens; {station.report.name} has no boot log to hold it against", False
+    residual = (logged or 0) - pool.pool_tokens
+    wrong = rounding is not None and abs(residual) > rounding
+    line = f"{name} serves: KV pool {logged or 0:,} tokens, predicted {pool.pool_tokens:,}, residual {residual:,}"
+    line += "; the memory accounting is wrong here" if wrong else ""
+    return line + (f"; {station.report.about_pool}" if station.report and station.report.about_pool else ""), wrong
+
+
+def speeds_line(station: Station, name: str, metrics: list[str], sound: int, samples: int) -> str:
+    """The line that the benchmarks end with."""
+    told = "; ".join(f"{metric_label(m)}: {station.figures[m].value:.1f}" for m in metrics if m in station.figures)
+    how = station.report.measured if station.report else f"{sound} of {samples} samples sound"
+    return f"{name}, tok/s: {told} ({how})" if told else f"{name}: no rate is told ({how})"
+
+
 def without_samples(station: Station) -> str:
     """What to say where no single sample is there to be shown."""
     return f"{station.report.name} gives no single values" if station.report else "no sample is sound"

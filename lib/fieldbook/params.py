@@ -88,6 +88,8 @@ def _checked(model: type[Checked], sections: Any, where: str) -> Checked:
         return model.model_validate(sections)
     except ValidationError as error:
         problems = list({_location(problem): problem for problem in reversed(error.errors())}.values())[::-1]
+        # A misspelt key explains why the right one is missing.
+        problems.sort(key=lambda problem: problem["type"] != "extra_forbidden")
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
         raise BadInput(f"{where}: {_explain(problems[0])}{more}") from None
 

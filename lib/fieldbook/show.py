@@ -67,7 +67,9 @@ def code(text: str, language: str = "text") -> None:
 def banner(kind: str, box: str) -> None:
     """Say at the head of a recorded box's notebook that nothing was measured here, and of a report what it does not state."""
     report = reported.read(box) if kind == "recorded" else None
-    if report:
+    if report and not report.published:
+        say("> **Captured box.** Its outputs are read, and what follows from them is computed. No server of it is here: nothing is launched or measured.")
+    elif report:
         say(
             f"> **{report.name[0].upper()}{report.name[1:]}.** {report.title}. Its figures are shown as it gives them, recomputed where they can be; nothing "
             f"was measured here. It does not state: {', '.join(report.not_stated)}."

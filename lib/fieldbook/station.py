@@ -41,8 +41,13 @@ class Station:
 
     @property
     def report(self) -> reported.Report | None:
-        """The published report that a recorded box is known by; None for a live box and for a recorded run."""
+        """What stands for the runs of a recorded box that has none: a published report, or nothing but captured outputs. None for live and replayed boxes."""
         return None if self.live else reported.read(self.params.box.name)
+
+    @property
+    def published(self) -> reported.Report | None:
+        """The published report that the box is known by."""
+        return self.report if self.report and self.report.published else None
 
     def figure(self, key: str, value: Any, unit: str, evidence: Evidence, source: str, label: str, headline: bool = False) -> Figure | None:
         """Record a figure under its key and return it. A value that is unknown (None) is no figure."""
@@ -124,13 +129,15 @@ class Station:
 
     def close(self, verdict: str, passed: bool = True, degenerate: bool = False) -> str:
         """Write the receipt and return the verdict line. Raises GateFailed after writing when `passed` is false; Degenerate when that is why."""
+        if self.report and not self.published:
+            self.data["only_captured"] = True
         receipt = Receipt(
             notebook=self.notebook,
             box=self.params.box.name,
             kind=self.params.box.kind,
             params_hash=self.params.hash,
             params=self.params.shareable(),
-            versions=receipts.versions() if self.live else recorded_versions(self.params),
+            versions=receipts.versions(self.params.engine.python) if self.live else recorded_versions(self.params),
             started_at=self.started_at,
             ended_at=receipts.now(),
             passed=passed,

@@ -76,6 +76,9 @@ def run(params: Params, first: int = 1, only: int | None = None, run_dir: str | 
 
 
 def _run_alone(params: Params, first: int, only: int | None, run_dir: str | None, keep_server: bool, nested: bool, params_file: str) -> Walk:
+    if params.box.kind == "recorded" and not paths.box_data_dir(params.box.name).is_dir():
+        where = f"data/boxes/{params.box.name}"
+        raise BadInput(f"box.kind: recorded, but there is no {where}; `fieldbook capture {where}` on the box writes it, or set box.kind to live")
     while True:
         folder = choose_run_dir(params, first, only, run_dir)
         # A folder named by the second may be another's who began in the same one.

@@ -2,6 +2,8 @@
 
 import contextlib
 import copy
+import io
+import json
 import os
 import subprocess
 import sys
@@ -12,7 +14,7 @@ import pytest
 import yaml
 
 from fieldbook import params as params_module
-from fieldbook import processes
+from fieldbook import paths, processes, show
 from fieldbook.__main__ import main
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -144,3 +146,21 @@ def runs(pid):
 def python(code, *arguments):
     """argv of a Python one-off."""
     return [sys.executable, "-c", code, *map(str, arguments)]
+
+
+def walk_in_process(box, folder):
+    """The run folder of a recorded box: the notebooks' own cells run here, without kernels and charts. box: its params."""
+    folder.mkdir(parents=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FIELDBOOK_ROOT", str(ROOT))
+        patch.setattr(show, "chart", lambda *_: None)
+        patch.setattr(show, "drawing", lambda *_: None)
+        (folder / "params.yml").write_text(yaml.safe_dump(box.model_dump(), sort_keys=False))
+        for name in paths.STATIONS:
+            document = json.loads((ROOT / "notebooks" / f"{name}.ipynb").read_text())
+            cells = ["".join(cell["source"]) for cell in document["cells"] if cell["cell_type"] == "code"]
+            space = {**box.model_dump(), "run_dir": str(folder)}
+            with contextlib.redirect_stdout(io.StringIO()):
+                for source in cells[1:]:
+                    exec(source, space)
+    return folder

@@ -1,7 +1,5 @@
 """A run is recomputed from its folder or a zip of it; whatever was changed by hand is named, and nothing of it is believed or executed."""
 
-import contextlib
-import io
 import json
 import re
 import shutil
@@ -13,10 +11,10 @@ from pathlib import Path
 import nbformat
 import pytest
 import yaml
-from conftest import ROOT
+from conftest import ROOT, walk_in_process
 from nbformat.v4 import new_code_cell, new_notebook, new_output
 
-from fieldbook import __version__, budget, checking, files, memory, paths, probes, publish, receipts, show, station
+from fieldbook import __version__, budget, checking, files, memory, paths, probes, publish, receipts, station
 from fieldbook import params as params_module
 from fieldbook.checking import compare, opening, run, samples
 from fieldbook.errors import BadInput
@@ -25,30 +23,14 @@ REPLAY = "cpu-smollm2-replay"
 TABLE = "<table><tr><th>rank</th><th>tokens</th></tr><tr><td>rank 0</td><td>46,592</td></tr></table>"
 
 
-def notebook_cells(name):
-    document = json.loads((ROOT / "notebooks" / f"{name}.ipynb").read_text())
-    return ["".join(cell["source"]) for cell in document["cells"] if cell["cell_type"] == "code"]
-
-
 @pytest.fixture(scope="session")
 def walked(tmp_path_factory):
-    """A run folder of the recorded box: the notebooks' own cells run here, without kernels and charts, and one executed notebook for the report."""
-    folder = tmp_path_factory.mktemp("walked") / REPLAY / "20261130-000000"
-    folder.mkdir(parents=True)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FIELDBOOK_ROOT", str(ROOT))
-        patch.setattr(show, "chart", lambda *_: None)
-        patch.setattr(show, "drawing", lambda *_: None)
-        box = params_module.load(ROOT / "params" / f"{REPLAY}.yml")
-        (folder / "params.yml").write_text(yaml.safe_dump(box.model_dump(), sort_keys=False))
-        for name in paths.STATIONS:
-            space = {**box.model_dump(), "run_dir": str(folder)}
-            with contextlib.redirect_stdout(io.StringIO()):
-                for source in notebook_cells(name)[1:]:
-                    exec(source, space)
-        shown = new_code_cell("show", execution_count=1, outputs=[new_output("display_data", {"text/html": TABLE, "text/plain": "table"})])
-        nbformat.write(new_notebook(cells=[shown]), folder / "02_memory_accounting.ipynb")
-        publish.write_report(folder)
+    """A run folder of the recorded box, with one executed notebook for the report."""
+    box = params_module.load(ROOT / "params" / f"{REPLAY}.yml")
+    folder = walk_in_process(box, tmp_path_factory.mktemp("walked") / REPLAY / "20261130-000000")
+    shown = new_code_cell("show", execution_count=1, outputs=[new_output("display_data", {"text/html": TABLE, "text/plain": "table"})])
+    nbformat.write(new_notebook(cells=[shown]), folder / "02_memory_accounting.ipynb")
+    publish.write_report(folder)
     return folder
 
 

@@ -92,7 +92,7 @@ def test_parallel_sizes_follow_heads_experts_and_context_parallelism():
     assert refuses(ruling("parallel sizes", GLM, shared, cards=[a100] * 8), "sm_90")
     assert passes(ruling("parallel sizes", GLM, shared, cards=[a100.model_copy(update={"compute_capability": "9.0"})] * 8))
     # Experts of width 640 are not cut by three ranks, and are spread whole with EP.
-    wide = ["parallel.pipeline_parallel_size=1", "parallel.data_parallel_size=3"]
+    wide = ["engine.available_kv_gib=[]", "parallel.layer_partition=default", "parallel.pipeline_parallel_size=1", "parallel.data_parallel_size=3"]
     assert refuses(ruling("parallel sizes", QWEN, wide), "EP keeps")
     assert passes(ruling("parallel sizes", QWEN, [*wide, "parallel.expert_parallel=true"]))
     assert refuses(ruling("parallel sizes", SMALL, ["parallel.expert_parallel=true"]), "has no experts")

@@ -106,11 +106,14 @@ def _check(run: Run) -> Checked:
     # A walk that stopped before notebook 06 has none.
     if run.receipts.keys() & {6, 7} or (run.folder / "samples.jsonl").is_file():
         try:
+            if reported.of(run, 6) and not (run.folder / "samples.jsonl").is_file():
+                # Somebody else's report, or nothing but captured outputs: there never were samples.
+                raise CannotTell("")
             rows += samples.differences(run)
             lacking, told = samples.missing(run)
             found, notes, count = found + lacking, notes + told, len(run.samples)
         except CannotTell as error:
-            notes = [*notes, f"samples cannot be checked: {error}"]
+            notes = [*notes, *([f"samples cannot be checked: {error}"] if str(error) else [])]
     return Checked(tuple(rows), (*found, *shown), (*notes, *untold), count)
 
 

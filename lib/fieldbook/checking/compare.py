@@ -80,7 +80,7 @@ def judged(station: str, key: str, says: Any, texts: dict[str, str], found: Foun
             return Row(station, f"{key}, its {name}", "differs", texts[name], expected, found.what)
     if not same(says, found.value, found.decimals, found.rel):
         shown = round(found.value, found.decimals) if isinstance(found.value, float) and found.decimals is not None else found.value
-        if texts.get("disagrees"):
+        if texts.get("disagrees") and found.disagrees is None:
             return Row(station, key, "taken", says, None, f"it says itself that its inputs give another figure: {texts['disagrees']}")
         return Row(station, key, "differs", says, shown, found.what)
     return Row(station, key, "agrees", says, found.value, found.what)

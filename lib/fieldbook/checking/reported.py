@@ -16,7 +16,7 @@ Recompute = Callable[[Run, str], Found | str]
 def of(run: Run, number: int) -> dict[str, Recompute]:
     """What is recomputed of a station in place of what a run's samples, answers and logs would give; empty for a box without a report."""
     box = next((receipt.box for receipt in run.receipts.values()), "")
-    report = reported.read(box) if box.replace("-", "").replace(".", "").replace("_", "").isalnum() and reported.is_report(box) else None
+    report = reported.read(box) if box.replace("-", "").replace(".", "").replace("_", "").isalnum() else None
     if report is None or run.params is None or run.why_no_plan or run.receipts[number].kind != "recorded":
         return {}
     keys = [key for one in report.at(number) for key in (one.id, f"{one.id}.recomputed")]
@@ -80,6 +80,8 @@ def _speeds(run: Run, report: reported.Report) -> dict[str, Recompute]:
 
 
 def _verdict(run: Run, report: reported.Report) -> dict[str, Recompute]:
+    if not report.published:
+        return dict.fromkeys(("data.measured_probes", "data.measured_answer", "data.measured_outcome", "receipt.verdict", "receipt.passed"), _const(_LINE))
     logs = [told_arms.boot_log(report, arm).pool_tokens for arm in ("candidate", "baseline")]
     found = {"pool_ratio": _const(Found(logs[0] / logs[1] if all(logs) else None, report.name, decimals=3))}
     for metric in params_module.metric_names(run.asked):

@@ -11,7 +11,7 @@ from .. import memory
 from ..errors import BadInput
 from ..params import Params
 from .catalogue import CATALOGUE, OBSERVED
-from .states import Status
+from .states import Status, is_met
 
 _WORDS = {"P": "present", "F": "fixed", "-": "does not apply"}
 
@@ -36,7 +36,7 @@ def stock_rows(params: Params) -> list[dict[str, Any]]:
         # The same code may lie in another file in another release.
         alike = len({one.file for one in defect.sites}) == 1
         state = table()[defect.id][release]
-        met = bool(defect.met_by(params, spec))
+        met = is_met(defect, params, spec)
         told = {"effect": defect.effect, "drop_when": defect.drop_when, "reports": defect.reports, "upstream": defect.upstream, "blocks": defect.blocks}
         file, symbol = (defect.sites[0].file if alike else "", defect.sites[0].symbol) if defect.sites else ("", "")
         rows.append(asdict(Status(defect.id, defect.title, state, file, None, symbol, met, None, mendable=defect.id in CATALOGUE, **told)))

@@ -7,6 +7,7 @@ from pathlib import Path
 from .. import files, memory
 from ..errors import GateFailed
 from ..params import Params
+from ..schema import Ranks
 from . import site, store
 from .catalogue import CATALOGUE, MENDED, OBSERVED, defect_of
 from .site import Defect
@@ -91,7 +92,7 @@ def status(tree: Path, params: Params | None = None) -> list[Status]:
                 file=first.file,
                 line=site.line_of(first.symbol, text) if text is not None else None,
                 symbol=first.symbol,
-                met_by_this_box=params is not None and bool(defect.met_by(params, spec)),
+                met_by_this_box=params is not None and is_met(defect, params, spec),
                 sha256=store.sha256(text) if text is not None else None,
                 effect=defect.effect,
                 drop_when=defect.drop_when,
@@ -112,10 +113,17 @@ def _observed(tree: Path, defect: Defect, params: Params | None, spec) -> Status
     state, file, symbol = defect.look(read_text)
     text = read_text(file)
     line = site.line_of(symbol, text.encode()) if text is not None else None
-    met = params is not None and bool(defect.met_by(params, spec))
+    met = params is not None and is_met(defect, params, spec)
     sha = store.sha256(text.encode()) if text is not None else None
     told = {"effect": defect.effect, "drop_when": defect.drop_when, "reports": defect.reports, "upstream": defect.upstream, "blocks": defect.blocks}
     return Status(defect.id, defect.title, state, file, line, symbol, met, sha, mendable=False, **told)
+
+
+def is_met(defect: Defect, params: Params, spec) -> bool:
+    """Whether either arm of a box would meet a defect: its own layout, or the one that it is compared with."""
+    own, other = params.parallel, params.verdict.baseline
+    sizes = {name: getattr(other, name) for name in Ranks.model_fields} | {"layer_partition": other.layer_partition}
+    return any(bool(defect.met_by(params.model_copy(update={"parallel": arm}), spec)) for arm in (own, own.model_copy(update=sizes)))
 
 
 def state_of(tree: Path, defect_id: str) -> str:

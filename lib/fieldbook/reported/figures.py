@@ -70,6 +70,11 @@ class Report:
     choices: tuple[dict[str, Any], ...] = ()
     about_pool: str = ""
 
+    @property
+    def published(self) -> bool:
+        """Whether somebody published figures; else only the box's outputs were captured, and everything that is known of it is computed."""
+        return bool(self.figures)
+
     def number(self, figure_id: str) -> float:
         """A figure that is a number. Raises KeyError for an unknown id, TypeError for a text."""
         value = self.figures[figure_id].value
@@ -94,8 +99,13 @@ def is_report(box_name: str) -> bool:
 
 @functools.lru_cache
 def read(box_name: str) -> Report | None:
-    """The report of a box, None where there is none. Raises BadInput for a damaged file, naming line and column."""
+    """The report of a box, an empty one for a box of which only outputs were captured, None for a recorded run and for a box that is not here.
+
+    Raises BadInput for a damaged file, naming line and column.
+    """
     folder = paths.recorded_dir(box_name)
+    if not folder.is_dir() and paths.box_data_dir(box_name).is_dir():
+        return Report("the capture", "captured outputs of this box", "nothing was measured", (), {})
     if not is_report(box_name):
         return None
     figures = _figures(folder / paths.REPORTED_FIGURES)

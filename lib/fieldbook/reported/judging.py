@@ -44,7 +44,7 @@ def verdict(trial: Trial) -> Verdict:
         missing={},
         adjusted={},
         correctness=judged,
-        told=line(report, asked, trial.names),
+        told=line(report, asked, trial.names) if report.published else _planned(trial),
     )
     boots = {arm: [_facts(trial, arm)] for arm in trial.arms}
     return Verdict(result, [], boots, counts, "", middle(trial))
@@ -85,6 +85,13 @@ def ratios(trial: Trial) -> dict[str, tuple[float, str]]:
         if ours and theirs:
             found[metric] = (ours[0] / theirs[0], f"{ours[0]:,} / {theirs[0]:,} ({_report(trial).name}); no single values, so not tested")
     return found
+
+
+def _planned(trial: Trial) -> str:
+    """What is known of two arms of which nothing was measured: their pools by the ledger."""
+    pools = {arm: arms.pool_of(trial.station, one, trial.layers[arm])[0] for arm, one in trial.arms.items()}
+    told = [f"{trial.names[arm]} {f'{pool.pool_tokens:,} tokens' if pool else 'unknown'}" for arm, pool in pools.items()]
+    return f"Planned, not measured. KV pool by the ledger: {', '.join(told)}"
 
 
 def line(report: Report, asked: VerdictParams, names: dict[str, str]) -> str:
