@@ -154,9 +154,7 @@ def verdict(trial: Trial) -> Verdict:
     again = {metric: bench.repeated_rounds(samples, metric) for metric in trial.metrics}
     found, missing_, adjusted = outcomes.compared(bench.by_boot(samples, trial.metrics), asked.primary_metric, asked.max_p, again)
     counts = {"candidate": _together(measured.data["measured_probes"], of_candidate["counts"]), "baseline": of_baseline["counts"]}
-    result = Outcome(
-        trial.names, asked.primary_metric, asked.expectation, found, missing_, adjusted, correctness.judge(counts, broken(_answers(trial)))
-    )
+    result = Outcome(trial.names, asked.primary_metric, asked.expectation, found, missing_, adjusted, correctness.judge(counts, broken(_answers(trial))))
     boots = {"candidate": [fresh["boot"]], "baseline": list(of_baseline["boots"].values())}
     problem = "; ".join(missing_.values())
     logged = {arm: one[-1]["pool_tokens"] for arm, one in boots.items()}
