@@ -136,4 +136,3 @@ def reads_bytes_s(figures: dict[str, Any], params: Params) -> float | None:
     """Memory read rate of a machine without GPUs, from the figures of notebook 01."""
     told = figures.get("memory_read_gb_s")
     return told.value * 1e9 if told is not None and params.engine.device == "cpu" else None
-

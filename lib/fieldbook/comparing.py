@@ -184,4 +184,3 @@ def _flat(sections: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     for key, value in sections.items():
         found |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) and value else {prefix + key: value}
     return found
-

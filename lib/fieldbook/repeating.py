@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 POWER = 0.8
 MOST_REPETITIONS = 1000
+# A wider noise floor holds nothing that could be called the same: on a busy machine boots of one arm differed by 70%, and a slowdown of 30% lay within.
+WIDEST_SAME = 0.10
 
 
 @dataclass(frozen=True)
@@ -48,10 +50,10 @@ def to_differ(candidate: list[list[float]], baseline: list[list[float]], max_p: 
 def to_be_same(repetitions: int, ratio: float, interval: tuple[float, float], spread: float) -> int | None:
     """Repetitions after which the interval around this ratio would lie within the noise floor: it narrows as the root of their number.
 
-    None where the ratio itself lies outside, or on its edge.
+    None where the ratio itself lies outside, or on its edge, and where the floor is wider than WIDEST_SAME.
     """
     room = [spread - (ratio - 1), spread + (ratio - 1)]
-    if min(room) <= 0:
+    if min(room) <= 0 or spread > WIDEST_SAME:
         return None
     widths = [interval[1] - ratio, ratio - interval[0]]
     return max(math.ceil(repetitions * (width / have) ** 2) for width, have in zip(widths, room, strict=True))

@@ -13,7 +13,7 @@ from functools import lru_cache
 
 from .errors import NoSamples
 from .params import metric_label
-from .repeating import More, would_decide
+from .repeating import WIDEST_SAME, More, would_decide
 
 BOOTSTRAP_DRAWS = 4000
 # The A/A band over the largest difference seen between two boots of one arm. Both arms have two boots, so that difference is a poor estimate of what boots
@@ -125,8 +125,9 @@ def compare(
 ) -> Comparison:
     """Compare two arms in one metric; each list holds one list of sound values per round; repeated as in noise_floor.
 
-    'faster' or 'slower': p < max_p and the difference of medians outside the A/A band. 'same': the 90% interval lies inside the noise floor as seen.
-    Else 'cannot tell', also where nothing was measured twice, so that there is no floor. Raises NoSamples where no round has values of both arms.
+    'faster' or 'slower': p < max_p and the difference of medians outside the A/A band. 'same': the 90% interval lies inside the noise floor as seen,
+    and that is at most WIDEST_SAME. Else 'cannot tell', also where nothing was measured twice, so that there is no floor.
+    Raises NoSamples where no round has values of both arms.
     """
     for name, rounds in (("candidate", candidate), ("baseline", baseline)):
         if not pooled(rounds):
@@ -141,7 +142,7 @@ def compare(
     band = None if spread is None else BAND_FACTOR * spread
     if band is not None and p < max_p and abs(ratio - 1) > band:
         answer = "faster" if ratio > 1 else "slower"
-    elif spread is not None and 1 - spread <= low and high <= 1 + spread:
+    elif spread is not None and spread <= WIDEST_SAME and 1 - spread <= low and high <= 1 + spread:
         answer = "same"
     else:
         answer = "cannot tell"

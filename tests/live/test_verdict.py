@@ -87,7 +87,7 @@ def test_a_planted_slowdown_is_called_slower(run):
     assert primary.answer != "faster"
     if primary.aa_band > 0.25:
         # Another load on the machine moves the boots of one arm apart by more than 8%: three times that hides what was planted, and no verdict may call it.
-        assert primary.answer in ("cannot tell", "same", "slower")
+        assert primary.answer == "cannot tell" or abs(primary.ratio - 1) > primary.aa_band
         pytest.skip(f"the machine is too busy for a difference of 30%: {found.outcome.line}")
     assert primary.answer == "slower" and primary.p_value == 0.005 and 0.6 < primary.ratio < 0.8
 
