@@ -90,7 +90,7 @@ def comparisons(found: tuple[Comparison, ...], adjusted: dict[str, float], prima
             "p": c.p_value,
             "p, Holm": adjusted.get(c.metric),
             "noise floor": None if c.spread is None else f"±{c.spread:.1%}",
-            "A/A band": None if c.aa_band is None else f"±{c.aa_band:.1%}",
+            "A/A band": None if c.aa_band is None else f"{1 / (1 + c.aa_band):.3f} to {1 + c.aa_band:.3f}",
             "90% interval": f"{c.interval[0]:.3f} to {c.interval[1]:.3f}",
             "answer": c.answer,
             "would decide": (c.more.repetitions or "no number") if c.more else None,
