@@ -131,7 +131,8 @@ def _of_two(one: Run, other: Run, metric: str | None, expect: str | None) -> Out
     same_baseline = one.params.verdict.baseline == other.params.verdict.baseline and one.layouts["baseline"] == other.layouts["baseline"]
     for name in metric_names(one.params):
         ours, theirs = one.rounds("candidate", name), other.rounds("candidate", name)
-        places = sorted({*ours} & {*theirs})
+        # One round of each boot, as the band is of boots; what the others differ by widens it.
+        places = sorted(place for place in {*ours} & {*theirs} if place[1] == 1)
         rounds[name] = {"candidate": [ours[place] for place in places], "baseline": [theirs[place] for place in places]}
         of_arms = [list(run.rounds(arm, name).values()) for run in (one, other) for arm in ("candidate", "baseline")]
         # The same baseline in both runs is an A/A over the time between them.

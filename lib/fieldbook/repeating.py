@@ -77,9 +77,10 @@ def would_decide(
         return More(None, "no number of repetitions would decide: no arm was measured twice, so nothing tells what changes by itself; a second boot would")
     ours, theirs = (statistics.median(v for r in arm for v in r) for arm in (candidate, baseline))
     ratio, now = ours / theirs, min(len(values) for arm in (candidate, baseline) for values in arm)
-    needed = to_differ(candidate, baseline, max_p) if abs(ratio - 1) > band else to_be_same(now, ratio, interval, spread)
-    if needed is None or (abs(ratio - 1) <= band and p_value < max_p):
-        inside = f"the difference of {abs(ratio - 1):.1%} lies within the A/A band of ±{band:.1%}"
+    outside = max(ratio, 1 / ratio) - 1 > band
+    needed = to_differ(candidate, baseline, max_p) if outside else to_be_same(now, ratio, interval, spread)
+    if needed is None or (not outside and p_value < max_p):
+        inside = f"a ratio of {ratio:.3f} lies within the A/A band of {1 / (1 + band):.3f} to {1 + band:.3f}"
         return More(None, f"no number of repetitions would decide: {inside}; more boots or a quieter box would make the band smaller")
     # Nearly enough is not enough: it was not told with as many as there are.
     needed = max(needed, now + 1)

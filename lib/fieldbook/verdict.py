@@ -16,10 +16,10 @@ from .params import metric_label
 from .repeating import WIDEST_SAME, More, would_decide
 
 BOOTSTRAP_DRAWS = 4000
-# The A/A band over the largest difference seen between two boots of one arm. Both arms have two boots, so that difference is a poor estimate of what boots
-# do: where boots differ by chance (normally) and samples within a boot do not, two equal arms lie further apart than one such difference in 22 of 100
-# verdicts, than 2.4 of them in 5 of 100, than 3 in 3.4 of 100 (the integral over the normal distribution; tests/unit/test_verdict.py simulates it).
-BAND_FACTOR = 3.0
+# Equal arms whose boots differ by chance leave the A/A band in so many of all verdicts. Two boots tell little of what boots do: with the largest difference
+# seen between two boots of an arm as the band they would in 22 of 100 (tests/unit/test_verdict.py). Less than the 0.05 that is promised, since boots need not
+# be normally distributed.
+OUTSIDE_BAND = 0.035
 # Labellings that are looked at one by one; of more, so many are drawn.
 MOST_LABELLINGS, DRAWN_LABELLINGS = 2_000_000, 200_000
 SEED = 20260101
@@ -30,7 +30,8 @@ class Comparison:
     """Candidate against baseline in one metric. ratio = candidate median / baseline median; spread, band and interval are relative to 1.
 
     spread: largest difference between two boots (or rounds) of one arm, the noise floor as it was seen; None where no arm was measured twice.
-    aa_band: BAND_FACTOR times that, what two equal arms stay within. more: for 'cannot tell', what would decide.
+    aa_band: equal arms have a ratio between 1 / (1 + aa_band) and 1 + aa_band; None where no arm was booted twice. more: for 'cannot tell', what would
+    decide.
     """
 
     metric: str
@@ -92,6 +93,25 @@ def noise_floor(candidate: list[list[float]], baseline: list[list[float]], repea
     return max(spreads, default=None)
 
 
+def aa_band(candidate: list[list[float]], baseline: list[list[float]], repeated: list[list[list[float]]] | None = None) -> float | None:
+    """How far the ratio of two equal arms may lie from 1, either way: within 1 / (1 + band) and 1 + band. None where no arm has two rounds.
+
+    Student's t bound on the difference of the arms' mean log medians, one median for each boot (the rounds that are compared), variance pooled over both
+    arms: with two boots each, 2 degrees of freedom. In logarithms, so that exchanged arms get the mirrored answer. Never less than what `repeated` rounds
+    (as in noise_floor) differ by.
+    """
+    from scipy.stats import t
+
+    logs = [[math.log(statistics.median(values)) for values in rounds if values] for rounds in (candidate, baseline)]
+    freedom = sum(len(one) - 1 for one in logs)
+    if freedom < 1:
+        return None
+    variance = sum((value - statistics.fmean(one)) ** 2 for one in logs for value in one) / freedom
+    bound = float(t.isf(OUTSIDE_BAND / 2, freedom)) * math.sqrt(variance * sum(1 / len(one) for one in logs))
+    again = [[statistics.median(values) for values in rounds if values] for rounds in repeated or []]
+    return max([math.expm1(bound), *(max(medians) / min(medians) - 1 for medians in again if medians)])
+
+
 def bootstrap_interval(candidate: list[list[float]], baseline: list[list[float]], level: float = 0.90) -> tuple[float, float]:
     """Percentile interval of the ratio of medians, resampled within rounds. A fixed seed makes it repeatable."""
     import numpy as np
@@ -132,15 +152,14 @@ def compare(
     for name, rounds in (("candidate", candidate), ("baseline", baseline)):
         if not pooled(rounds):
             raise NoSamples(f"{metric}: no sound sample of the {name}")
-    spread = noise_floor(candidate, baseline, repeated)
+    spread, band = noise_floor(candidate, baseline, repeated), aa_band(candidate, baseline, repeated)
     candidate, baseline = both(candidate, baseline)
     if not candidate:
         raise NoSamples(f"{metric}: no round with sound samples of both arms")
     ours, theirs = statistics.median(pooled(candidate)), statistics.median(pooled(baseline))
     ratio, p = ours / theirs, permutation_p(candidate, baseline)
     low, high = bootstrap_interval(candidate, baseline)
-    band = None if spread is None else BAND_FACTOR * spread
-    if band is not None and p < max_p and abs(ratio - 1) > band:
+    if band is not None and p < max_p and max(ratio, 1 / ratio) - 1 > band:
         answer = "faster" if ratio > 1 else "slower"
     elif spread is not None and spread <= WIDEST_SAME and 1 - spread <= low and high <= 1 + spread:
         answer = "same"

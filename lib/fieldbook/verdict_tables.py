@@ -109,7 +109,7 @@ def record(found: Verdict, trial: Trial, seen: Evidence) -> None:
         short, primary = metric_label(c.metric), c.metric == asked.primary_metric
         source, top = "median of both rounds in samples.jsonl", primary or c.metric.startswith("prefill")
         st.figure(c.metric, round(c.candidate_median, 2), "tok/s", seen, source, short, headline=top)
-        source = f"ratio of medians; exact p = {c.p_value:.4f}, A/A band ±{c.aa_band or 0:.1%}"
+        source = f"ratio of medians; exact p = {c.p_value:.4f}, A/A band up to x{1 + (c.aa_band or 0):.3f}"
         st.figure(f"{c.metric}_ratio", round(c.ratio, 3), "x", seen, source, f"{short} against {names['baseline']}: {c.answer}", headline=primary)
     for metric, (ratio, source) in (judging().ratios(trial) if st.report else {}).items():
         short, primary = metric_label(metric), metric == asked.primary_metric
@@ -129,7 +129,7 @@ def comparisons(found: tuple[Comparison, ...], adjusted: dict[str, float], prima
             "p": c.p_value,
             "p, Holm": adjusted.get(c.metric),
             "noise floor": None if c.spread is None else f"±{c.spread:.1%}",
-            "A/A band": None if c.aa_band is None else f"±{c.aa_band:.1%}",
+            "A/A band": None if c.aa_band is None else f"{1 / (1 + c.aa_band):.3f} to {1 + c.aa_band:.3f}",
             "90% interval": f"{c.interval[0]:.3f} to {c.interval[1]:.3f}",
             "answer": c.answer,
             "would decide": (c.more.repetitions or "no number") if c.more else None,

@@ -85,9 +85,11 @@ def test_a_planted_slowdown_is_called_slower(run):
     primary = found.outcome.primary
     print(found.outcome.line)
     assert primary.answer != "faster"
-    if primary.aa_band > 0.25:
-        # Another load on the machine moves the boots of one arm apart by more than 8%: three times that hides what was planted, and no verdict may call it.
-        assert primary.answer == "cannot tell" or abs(primary.ratio - 1) > primary.aa_band
+    if primary.aa_band > 1 / 0.75 - 1:
+        # Another load on the machine moves the boots of one arm apart by more than 8%: that may hide what was planted, and then no verdict may call it.
+        assert primary.answer == ("slower" if 1 / primary.ratio - 1 > primary.aa_band and primary.p_value < 0.05 else "cannot tell")
+        if primary.answer == "slower":
+            return
         pytest.skip(f"the machine is too busy for a difference of 30%: {found.outcome.line}")
     assert primary.answer == "slower" and primary.p_value == 0.005 and 0.6 < primary.ratio < 0.8
 

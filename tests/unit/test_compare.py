@@ -1,12 +1,14 @@
 """`fieldbook compare`: finished runs out of folders and .zip files, what is told of them, and what is refused in one line."""
 
 import json
+import math
 import shutil
 import zipfile
 from pathlib import Path
 
 import pytest
 from samples import answer, boot_of
+from scipy import stats
 
 from fieldbook import bench, comparing, files, params, paths, probes, receipts, runfiles
 from fieldbook.errors import BadInput
@@ -63,7 +65,7 @@ def test_the_two_arms_of_one_run(made, command):
     assert found["verdict"].startswith("PP2 15+15 is slower than PP1 in decode, 4 streams: ") and found["verdict"].endswith("as expected")
     assert (found["not_interleaved"], found["repetitions_that_would_decide"], found["correctness"]["loser"]) == (False, None, "")
     assert [m["metric"] for m in found["metrics"]] == METRICS and found["metrics"][0]["p_holm"] == 0.015 and found["metrics"][3]["p_holm"] is None
-    assert found["aa_band"] == pytest.approx(3 * 0.005 / 1.0075, rel=1e-2)
+    assert found["aa_band"] == pytest.approx(stats.t.isf(0.0175, 2) * math.log(1.01 / 1.005) / math.sqrt(2), rel=0.02)
 
 
 def test_as_text(made, command):

@@ -1,6 +1,7 @@
 """The statistics of the verdict: against scipy, against labellings written out one by one, and by hand."""
 
 import itertools
+import math
 import random
 import statistics
 
@@ -144,7 +145,9 @@ def test_same_needs_the_interval_inside_the_band():
     rounds = [[10.0, 10.0, 10.0], [11.0, 11.0, 11.0]]
     result = verdict.compare("m", rounds, rounds, 0.05)
     assert result.answer == "same" and result.p_value == 1 and result.spread == pytest.approx(1 / 10.5)
-    assert result.aa_band == pytest.approx(3 / 10.5) and result.more is None
+    # Both arms' log medians are ln 10 and ln 11: s^2 = 2 (ln 1.1)^2 / 2 / 2, times (1/2 + 1/2), and t of 2 degrees of freedom.
+    bound = stats.t.isf(0.0175, 2) * math.log(1.1) / math.sqrt(2)
+    assert result.aa_band == pytest.approx(math.exp(bound) - 1) and result.more is None
 
 
 def test_nothing_is_the_same_where_boots_of_one_arm_are_far_apart():
@@ -188,8 +191,24 @@ def test_equal_arms_are_called_different_in_at_most_one_verdict_of_twenty(boot, 
     assert sum(answer in ("faster", "slower") for answer in answers) <= 50
 
 
-def test_without_the_factor_they_would_be_in_one_of_five(monkeypatch):
-    monkeypatch.setattr(verdict, "BAND_FACTOR", 1.0)
+def test_exchanged_arms_get_the_mirrored_answer():
+    draw = random.Random(4)
+    mirrored = {"faster": "slower", "slower": "faster", "cannot tell": "cannot tell"}
+    for _ in range(200):
+        ours, theirs = boots(draw, 15, 0.04, 0.02), boots(draw, 20, 0.04, 0.02)
+        one, other = verdict.compare("m", ours, theirs, 0.05), verdict.compare("m", theirs, ours, 0.05)
+        assert other.answer == mirrored[one.answer] and other.aa_band == pytest.approx(one.aa_band)
+
+
+def test_more_boots_make_the_band_smaller():
+    two, four = [[10.0], [10.4]], [[10.0], [10.4], [10.0], [10.4]]
+    assert verdict.aa_band(four, four) < 0.5 * verdict.aa_band(two, two)
+    # But never smaller than what rounds on one boot differ by.
+    assert verdict.aa_band(four, four, [[[10.0], [15.0]]]) == pytest.approx(0.5)
+
+
+def test_with_the_noise_floor_as_band_they_would_be_in_one_of_five(monkeypatch):
+    monkeypatch.setattr(verdict, "aa_band", verdict.noise_floor)
     draw = random.Random(1)
     answers = [verdict.compare("m", boots(draw, 20, 0.05, 0.001), boots(draw, 20, 0.05, 0.001), 0.05).answer for _ in range(1000)]
     assert 150 < sum(answer in ("faster", "slower") for answer in answers) < 280

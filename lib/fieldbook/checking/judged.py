@@ -151,7 +151,7 @@ def candidate_median(run: Run, key: str) -> Found:
 def ratio(run: Run, key: str) -> Found:
     """Ratio of medians; p, band and answer stand in the figure's texts."""
     one = _comparison(run, key.removesuffix("_ratio"))
-    source = f"ratio of medians; exact p = {one.p_value:.4f}, A/A band ±{one.aa_band or 0:.1%}"
+    source = f"ratio of medians; exact p = {one.p_value:.4f}, A/A band up to x{1 + (one.aa_band or 0):.3f}"
     try:
         label = f"{params.metric_label(one.metric)} against {trial_steps.named(run.names)['baseline']}: {one.answer}"
     except CannotTell:
