@@ -13,6 +13,9 @@ LAST_LINE = import json, sys; text = sys.stdin.read().rstrip(); print(text); pri
 # Boxes that replay without a server; the two field reports among them are what `make gallery` shows.
 RECORDED = cpu-smollm2-replay a100-x8-glm53 cmp170hx-x3
 
+# Live tests that measure nothing and start no server.
+BESIDE = tests/live/test_jupyterlab.py tests/live/test_patch_releases.py tests/live/test_patch_transport.py tests/live/test_site.py
+
 .PHONY: report gallery test golden lab clean setup setup-test
 
 report: setup
@@ -33,7 +36,9 @@ test: setup-test
 	$(PY) -m ruff check .
 	@# The unit tests on two cores, file by file; servers one after the other, since they need both.
 	$(PY) -m pytest -n 2 --dist loadfile tests/unit $(ARGS)
-	$(PY) -m pytest tests/live $(ARGS)
+	@# What only downloads, or looks at pages, side by side; `pytest -m bar` is for a quiet machine.
+	$(PY) -m pytest -n 2 --dist loadfile $(BESIDE) $(ARGS)
+	$(PY) -m pytest tests/live -m "not bar" $(BESIDE:%=--ignore=%) $(ARGS)
 	@# Strict: a recorded box gives the same outputs everywhere, two boxes at a time. Lax: a live walk, of which only the tagged cells are the same.
 	@reports=$$(mktemp -d); export FIELDBOOK_REPORTS="$$reports"; \
 	printf '%s\n' $(RECORDED) | xargs -P 2 -I BOX $(PY) -m pytest -q -p no:cacheprovider --nbval tests/golden/BOX && \

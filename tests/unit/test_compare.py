@@ -7,10 +7,11 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from conftest import ROOT
 from samples import answer, boot_of
 from scipy import stats
 
-from fieldbook import bench, comparing, files, params, paths, probes, receipts, runfiles
+from fieldbook import bench, comparing, correctness, files, outcome, params, paths, probes, receipts, runfiles
 from fieldbook.errors import BadInput
 
 METRICS = ["prefill_128_tok_s", "prefill_512_tok_s", "decode_c1_tok_s", "decode_c4_tok_s"]
@@ -242,3 +243,39 @@ def test_members_are_bounded(tmp_path, monkeypatch):
     with runfiles.RunFiles(str(packed)) as found, pytest.raises(BadInput, match="more than a run has"):
         found.json("a.json")
     assert Path(packed).is_file()
+
+
+# What a real server measured whose steps took 1 / 0.7 of their time (the candidate), beside one whose tokens go round (the baseline):
+# tests/live/test_verdict.py.
+PLANTED = ROOT / "tests" / "unit" / "outputs" / "planted"
+
+
+def planted():
+    samples = bench.read_samples(PLANTED / "samples.jsonl")
+    metrics = ["prefill_64_tok_s", "decode_c2_tok_s"]
+    again = {metric: bench.repeated_rounds(samples, metric) for metric in metrics}
+    return outcome.compared(bench.by_boot(samples, metrics), "decode_c2_tok_s", 0.05, again)
+
+
+def test_a_planted_slowdown_of_30_percent_is_called_slower_on_a_real_server():
+    found, missing, _ = planted()
+    primary = next(c for c in found if c.metric == "decode_c2_tok_s")
+    assert (primary.answer, primary.p_value, missing) == ("slower", 0.005, {}) and primary.ratio == pytest.approx(0.67, abs=0.01)
+    # The arms exchanged.
+    samples = bench.read_samples(PLANTED / "samples.jsonl")
+    turned = [s.model_copy(update={"arm": {"candidate": "baseline", "baseline": "candidate"}[s.arm]}) for s in samples]
+    assert outcome.compared(bench.by_boot(turned, ["decode_c2_tok_s"]), "decode_c2_tok_s", 0.05, {})[0][0].answer == "faster"
+
+
+def test_a_planted_degenerate_arm_loses_whatever_its_speed():
+    answers = probes.read_answers(PLANTED / "answers.jsonl")
+    counts = {arm: probes.counts([a for a in answers if a.arm.partition("-")[0] == arm]) for arm in ("candidate", "baseline")}
+    judged = correctness.judge(counts, correctness.broken(answers))
+    assert (judged.loser, judged.degenerate) == ("baseline", True)
+    said = correctness.sentence(judged, {"candidate": "A", "baseline": "B"})
+    assert said.startswith("A wins on correctness: B degenerates: degenerate samples 6 of 6: above 60.7%, against 0 of 12: below 22.1%")
+    # As the candidate it fails the run with exit status 2, and its speed saves nothing.
+    turned = correctness.judge({"candidate": counts["baseline"], "baseline": counts["candidate"]})
+    found, missing, adjusted = planted()
+    result = outcome.Outcome({"candidate": "B", "baseline": "A"}, "decode_c2_tok_s", "faster", found, missing, adjusted, turned)
+    assert result.failure is not None and result.failure.exit_status == 2 and result.line.startswith("B loses on correctness, whatever its speed")
