@@ -75,8 +75,7 @@ def row(one: Checked) -> dict[str, Any]:
         "label": r.evidence,
         "recomputed": one.shown if r.kind != "here" else None,
         "": {True: "agrees", False: "DISAGREES", None: ""}[one.agrees if r.kind != "here" else None],
-        "from": how,
-        "note": r.note,
+        "from, and what to know": "; ".join(filter(None, [how, r.note])) or None,
     }
 
 

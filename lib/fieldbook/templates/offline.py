@@ -22,6 +22,7 @@ EVIDENCE = {
     "estimated": "worked out from a model with a stated error",
     "stated": "a claim that nobody has re-checked",
 }
+FLAGS = {"DISAGREES", "NOT CAUGHT"}  # what a reader must not miss in a table
 PAPERMILL_BANNER = "papermill-error-cell-tag"  # papermill's red banners: the report has its own
 MIME_TYPES = ["image/svg+xml", "text/html", "text/markdown", "image/png", "image/jpeg", "text/plain"]  # best first
 DROPPED_TAGS = {"script", "noscript", "template", "iframe", "frame", "object", "embed", "applet", "link", "meta"}
@@ -232,6 +233,8 @@ def _dress_table(soup: Any, table: Any) -> None:
         size = "short" if len(word) <= SHORT_CHARS else "long" if len(word) > LONG_CHARS else ""
         if size:
             cell["class"] = [*cell.get("class", []), size]
+        if word in FLAGS and cell.name == "td":
+            cell["class"] = [*cell.get("class", []), "flag"]
         if word in EVIDENCE and cell.name == "td":
             chip = soup.new_tag("span", attrs={"class": f"chip {word}", "title": EVIDENCE[word]})
             chip.string = word
