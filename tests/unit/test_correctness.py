@@ -100,7 +100,7 @@ def test_which_failure_of_a_station_is_degeneration(changed):
 
 @pytest.mark.parametrize(("asked", "status"), [({"degeneration/en": [12, 12]}, 2), ({"degeneration/en": [0, 12]}, 1)])
 def test_a_walk_ends_with_the_status_of_bench(changed, tmp_path, monkeypatch, asked, status):
-    params = changed({"box.kind": "recorded"})
+    params = changed({"box.kind": "recorded", "box.name": "cpu-smollm2-replay"})
 
     def fails(_params, name, folder):
         told = receipt(name, {"measured_probes": asked}).model_dump() | {"params_hash": params.hash}

@@ -19,7 +19,7 @@ TWO = Parallel(pipeline_parallel_size=2)
 def box(tmp_path, monkeypatch, changed):
     """A station on a small package, and what its servers do: box.say is asked for (name of the server, state of the tree) each time."""
     tree = plant(tmp_path)
-    station = types.SimpleNamespace(live=True, params=changed())
+    station = types.SimpleNamespace(live=True, report=None, params=changed())
     told = types.SimpleNamespace(tree=tree, station=station, asked=[], state="active", same=True)
     monkeypatch.setattr(proofs, "_tree", lambda given: tree)
 
