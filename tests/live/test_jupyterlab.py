@@ -60,7 +60,8 @@ def lab(tmp_path):
 
 
 @pytest.mark.timeout(1500)
-def test_run_all_in_jupyterlab_gives_the_receipts_of_papermill_and_the_runner(lab, tmp_path):
+def test_run_all_in_jupyterlab_gives_the_receipts_of_papermill_and_the_runner(quick, lab, tmp_path):
+    # `quick` has the model prepared: the runner would fetch it before its first station, and the receipts tell whether its files are there.
     address, reports = lab
     for name in STATIONS:
         with browser.open_page(f"{address}/lab/tree/{name}.ipynb?token=fieldbook&reset") as page:
