@@ -37,7 +37,7 @@ test: setup-test
 	@# The unit tests on two cores, file by file; servers one after the other, since they need both.
 	$(PY) -m pytest -n 2 --dist loadfile tests/unit $(ARGS)
 	@# What only downloads, or looks at pages, side by side; `pytest -m bar` is for a quiet machine.
-	$(PY) -m pytest -n 2 --dist loadfile $(BESIDE) $(ARGS)
+	$(PY) -m pytest -n 2 --dist loadfile -m "not bar" $(BESIDE) $(ARGS)
 	$(PY) -m pytest tests/live -m "not bar" $(BESIDE:%=--ignore=%) $(ARGS)
 	@# Strict: a recorded box gives the same outputs everywhere, two boxes at a time. Lax: a live walk, of which only the tagged cells are the same.
 	@reports=$$(mktemp -d); export FIELDBOOK_REPORTS="$$reports"; \

@@ -227,6 +227,7 @@ def test_runner_killed_while_the_server_boots_and_resumed_at_once(walk):
     interrupted(again, signal.SIGINT, 130)
 
 
+@pytest.mark.bar
 @needs_vllm
 def test_terminated_while_the_server_starts(walk):
     run = walk("--from", "05")
@@ -247,6 +248,7 @@ def test_worker_killed_under_load(walk):
     failing_report(run, "06")
 
 
+@pytest.mark.bar  # goes on from what the tests before it left: `pytest tests/live/test_kills.py` runs all
 @needs_vllm
 def test_resumed_at_06_then_kernel_killed_in_07(walk):
     run = walk("--from", "06")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fieldbook import patches, paths
-from fieldbook.patches import observed
+from fieldbook.patches import observed, releases
 
 pytestmark = pytest.mark.live
 
@@ -57,7 +57,8 @@ def files_of(release: str, scratch: Path) -> Path:
     return tree
 
 
-@pytest.mark.parametrize("release", TABLE)
+# 0.31 and 0.32 say what 0.30 says: their wheels are fetched with `pytest -m bar`.
+@pytest.mark.parametrize("release", [pytest.param(one, marks=[pytest.mark.bar] * (one in ("0.31.0", "0.32.0"))) for one in TABLE])
 def test_status_of_each_release(release, tmp_path):
     tree = files_of(release, tmp_path)
     assert {row.id: row.state for row in patches.status(tree)} == TABLE[release]
@@ -67,3 +68,8 @@ def test_status_of_each_release(release, tmp_path):
 def test_the_table_names_every_defect():
     known = {*patches.CATALOGUE, *(one.id for one in observed.OBSERVED)}
     assert all(set(row) == known for row in TABLE.values())
+
+
+def test_the_table_that_ships_says_the_same():
+    shipped = releases.table()
+    assert {name: {release.rpartition(".")[0]: row[name] for release, row in TABLE.items()} for name in shipped} == shipped
