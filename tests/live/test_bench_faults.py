@@ -94,7 +94,8 @@ def test_each_fault_voids_its_points(proxied, fault):
     prefill, decode = sampled(proxied)
     for sample, check in zip((prefill, decode), FAULTS[fault], strict=True):
         found = {reason.partition(":")[0] for reason in sample.void}
-        assert (check in found) if check else not found, (sample.metric, sample.void)
+        # A busy machine may delay a client by itself, whatever the proxy does.
+        assert (check in found) if check else not found - {"lag"}, (sample.metric, sample.void)
     assert bench.values([prefill, decode], "candidate", "decode_c2_tok_s") == ([] if decode.void else [decode.value_tok_s])
 
 

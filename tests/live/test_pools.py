@@ -36,7 +36,7 @@ def test_predicted_pool_is_the_logged_one_and_the_server_answers(quick, run_dir,
     state = server.read_state(state_file)
     log = bootlog.parse(server.log_text(state))
     assert log.pool_tokens == tokens
-    assert log.max_concurrency == pytest.approx(predicted.max_concurrency, abs=0.005)
+    assert log.max_concurrency == pytest.approx(predicted.max_concurrency, abs=0.0051)  # the log has two decimals
     assert log.available_kv_gib == {0: 1.0, 1: 1.0}
     answer = server.complete(state, "Name three primary colours.", 8)
     assert answer["completion_tokens"] == 8 and answer["text"].strip()
