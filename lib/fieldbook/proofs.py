@@ -1,6 +1,7 @@
 """The patches of one box, live or from a recorded report: what is the matter, what is mended, and whether the mend works in the workers that run."""
 
 import json
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,16 @@ def diff(station: Station, wanted: list[str]) -> str:
     return patches.diff(_tree(station), *wanted) if station.live else _recorded(station)["diff"]
 
 
+def _cause(started: arms.Boot) -> str | None:
+    """What the log of a server that did not answer died of. On a busy machine the answer may come before its log is written: that is waited for."""
+    for _ in range(10):
+        cause = bootlog.root_error(server.log_text(started.state))
+        if cause or not server.is_up(started.state):
+            break
+        time.sleep(0.5)
+    return bootlog.root_error(server.log_text(started.state))
+
+
 def _request(station: Station, name: str, arm: Parallel, layers_per_stage: tuple[int, ...], after=lambda started: None) -> tuple[dict[str, Any], Any]:
     """Boot, ask once, stop: (boots, answers and evidence, what `after` made of the server while it ran)."""
     most = station.params.probes.answer_tokens
@@ -75,7 +86,7 @@ def _request(station: Station, name: str, arm: Parallel, layers_per_stage: tuple
             answer = server.complete(started.state, PROMPT, most)
         return {"boots": True, "answers": True, "evidence": answer["text"].strip()}, after(started)
     except GateFailed as error:
-        cause = bootlog.root_error(server.log_text(started.state))
+        cause = _cause(started)
         if server.is_up(started.state) and not cause:
             raise
         return {"boots": True, "answers": False, "evidence": cause or f"no exception in the log; {error}"}, None
