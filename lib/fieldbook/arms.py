@@ -1,6 +1,7 @@
 """Booting and measuring one arm of the comparison, live or from a recorded report, with the same results either way."""
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -148,26 +149,31 @@ def measure(
     return fresh
 
 
+def died_of(booted: Boot) -> tuple[bool, str | None]:
+    """(whether a server that did not answer is up, what its log says that it died of).
+
+    A dying server shows first as a client that cannot connect, or as an error in the answer, while its process still shuts down and, on a busy machine,
+    before its log is written: that is waited for some seconds.
+    """
+    for _ in range(10):
+        up, cause = server.is_up(booted.state), bootlog.root_error(server.log_text(booted.state))
+        if cause or not up:
+            break
+        time.sleep(0.5)
+    return up, cause
+
+
 @contextmanager
 def _measured(booted: Boot) -> Iterator[None]:
     """What is asked of a live server: one that dies meanwhile is named by its log. Raises GateFailed."""
     try:
         yield
     except GateFailed:
-        # A dying server shows first as a client that cannot connect, while its process still shuts down; the log knows why.
-        up, cause = server.is_up(booted.state), bootlog.root_error(server.log_text(booted.state))
+        up, cause = died_of(booted)
         if up and not cause:
             raise
         ended = server.stop(booted.state_file)
         raise GateFailed(f"server {booted.name} failed while it was measured: {cause or ended['reason']}") from None
-
-
-def first_boot(station: Station) -> list[Sample]:
-    """The candidate's samples of notebook 06."""
-    if station.report:
-        return []
-    file = station.run_dir / "samples.jsonl" if station.live else recorded_file(station, "samples.jsonl")
-    return [s for s in bench.read_samples(file) if (s.arm, s.boot) == ("candidate", 1)]
 
 
 def probe(station: Station, booted: Boot, arm: str, asked: Probes | None = None) -> tuple[list[Answer], dict[str, Any]]:
@@ -205,17 +211,27 @@ def launch_line(station: Station, name: str, logged: int | None, pool: memory.Po
     """(the line that the launch ends with, whether the memory accounting is wrong). rounding: as memory.pool_after gives it."""
     if logged is None and station.report:
         return f"{name} is planned with a KV pool of {pool.pool_tokens:,} tokens; {station.report.name} has no boot log to hold it against", False
-    residual = (logged or 0) - pool.pool_tokens
-    wrong = rounding is not None and abs(residual) > rounding
-    line = f"{name} serves: KV pool {logged or 0:,} tokens, predicted {pool.pool_tokens:,}, residual {residual:,}"
-    line += "; the memory accounting is wrong here" if wrong else ""
+    line, wrong = served_line(name, logged or 0, pool.pool_tokens, rounding)
     return line + (f"; {station.report.about_pool}" if station.report and station.report.about_pool else ""), wrong
+
+
+def served_line(name: str, logged: int, predicted: int, rounding: int | None) -> tuple[str, bool]:
+    """(the line of a server that came up, whether its pool is not the predicted one). Tokens; rounding: as memory.pool_after gives it."""
+    residual = logged - predicted
+    wrong = rounding is not None and abs(residual) > rounding
+    line = f"{name} serves: KV pool {logged:,} tokens, predicted {predicted:,}, residual {residual:,}"
+    return line + ("; the memory accounting is wrong here" if wrong else ""), wrong
 
 
 def speeds_line(station: Station, name: str, metrics: list[str], sound: int, samples: int) -> str:
     """The line that the benchmarks end with."""
-    told = "; ".join(f"{metric_label(m)}: {station.figures[m].value:.1f}" for m in metrics if m in station.figures)
-    how = station.report.measured if station.report else f"{sound} of {samples} samples sound"
+    rates = {metric: station.figures[metric].value for metric in metrics if metric in station.figures}
+    return rates_line(name, rates, station.report.measured if station.report else f"{sound} of {samples} samples sound")
+
+
+def rates_line(name: str, rates_tok_s: dict[str, float], how: str) -> str:
+    """Rates by metric in one line, and how they were measured."""
+    told = "; ".join(f"{metric_label(metric)}: {rate:.1f}" for metric, rate in rates_tok_s.items())
     return f"{name}, tok/s: {told} ({how})" if told else f"{name}: no rate is told ({how})"
 
 

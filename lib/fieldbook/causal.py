@@ -5,7 +5,6 @@ from typing import Any
 
 from . import memory, strategy
 from .inventory import Inventory
-from .layouts import strategy_of
 from .memory import Pool
 from .params import Params
 from .schema import Baseline, Parallel
@@ -64,7 +63,7 @@ def predict(
     memory_read_bytes_s: of a machine without GPUs.
     """
     spec, bench = memory.model_spec(params.model.name), params.benchmarks
-    here = strategy_of(arm)
+    here = strategy.strategy_of(arm)
     fabric = strategy.fabric_of(box, arm.ranks, memory_read_bytes_s, params.engine.device == "cpu")
     if len(fabric.gpus) < here.gpus:
         return {}

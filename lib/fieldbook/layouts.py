@@ -9,10 +9,9 @@ from .errors import BadInput
 from .inventory import Inventory
 from .params import Params
 from .partition import Candidate, Plan, Treatment
-from .schema import Ranks
 from .spec import ModelSpec
 from .station import Station
-from .strategy import Fabric, Outcome, Strategy
+from .strategy import Fabric, Outcome, Strategy, strategy_of
 
 
 @dataclass(frozen=True)
@@ -85,18 +84,6 @@ def study(
         refused = f"the layout takes {ranks} GPUs, and the box has {len(box.gpus)}"
     refused = refused or _unpatched(planned, here, spec, chosen)
     return Study(planned, spec, fabric, found, chosen, tuple(partition.treatments(params, spec, cards)), outcomes, "", refused)
-
-
-def strategy_of(arm: Ranks) -> Strategy:
-    """The parallel sizes of an arm as a strategy."""
-    return Strategy(
-        arm.tensor_parallel_size,
-        arm.pipeline_parallel_size,
-        arm.data_parallel_size,
-        arm.prefill_context_parallel_size,
-        arm.decode_context_parallel_size,
-        arm.expert_parallel,
-    )
 
 
 def _runs(spec: ModelSpec, capability: float | None, layout: memory.Layout, stages: int, params: Params) -> bool:

@@ -1,12 +1,11 @@
 """The patches of one box, live or from a recorded report: what is the matter, what is mended, and whether the mend works in the workers that run."""
 
 import json
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from . import arms, bootlog, patches, server
+from . import arms, patches, server
 from .errors import GateFailed
 from .params import Params
 from .patches import evidence
@@ -63,16 +62,6 @@ def diff(station: Station, wanted: list[str]) -> str:
     return patches.diff(_tree(station), *wanted) if station.live else _recorded(station)["diff"]
 
 
-def _cause(started: arms.Boot) -> str | None:
-    """What the log of a server that did not answer died of. On a busy machine the answer may come before its log is written: that is waited for."""
-    for _ in range(10):
-        cause = bootlog.root_error(server.log_text(started.state))
-        if cause or not server.is_up(started.state):
-            break
-        time.sleep(0.5)
-    return bootlog.root_error(server.log_text(started.state))
-
-
 def _request(station: Station, name: str, arm: Parallel, layers_per_stage: tuple[int, ...], after=lambda started: None) -> tuple[dict[str, Any], Any]:
     """Boot, ask once, stop: (boots, answers and evidence, what `after` made of the server while it ran)."""
     most = station.params.probes.answer_tokens
@@ -86,8 +75,8 @@ def _request(station: Station, name: str, arm: Parallel, layers_per_stage: tuple
             answer = server.complete(started.state, PROMPT, most)
         return {"boots": True, "answers": True, "evidence": answer["text"].strip()}, after(started)
     except GateFailed as error:
-        cause = _cause(started)
-        if server.is_up(started.state) and not cause:
+        up, cause = arms.died_of(started)
+        if up and not cause:
             raise
         return {"boots": True, "answers": False, "evidence": cause or f"no exception in the log; {error}"}, None
     finally:
@@ -174,15 +163,19 @@ def why_not(station: Station, rows: Rows) -> str:
 
 def found_line(station: Station, met: Rows, wanted: list[str], proof: Proof) -> str:
     """The verdict of the patch station in one line: what was met, what is mended, and what proves it."""
-    names = ", ".join(wanted)
-    if station.report:
-        there = [row["id"] for row in met if row["state"] == "present"]
-        left = [name for name in there if name not in wanted]
-        line = f"stock vLLM {station.params.engine.vllm_release} has {len(there)} of the {len(met)} known defects that concern this box"
-        return f"{line}: Fieldbook mends {names or 'none'}" + (f", not {', '.join(left)}" if left else "")
+    if not station.report:
+        return proved_line(met, wanted, proof)
+    there = [row["id"] for row in met if row["state"] == "present"]
+    left = [name for name in there if name not in wanted]
+    line = f"stock vLLM {station.params.engine.vllm_release} has {len(there)} of the {len(met)} known defects that concern this box"
+    return f"{line}: Fieldbook mends {', '.join(wanted) or 'none'}" + (f", not {', '.join(left)}" if left else "")
+
+
+def proved_line(met: Rows, wanted: list[str], proof: Proof) -> str:
+    """The same of a box whose servers were asked."""
     died = any(row["code"] == "stock" and row["answers"] is False for row in proof.answers)
     alive = [row["defect"] for row in proof.answers if row["code"] == "stock" and row["answers"]]
-    line = f"{len(met)} known defect(s) met: {names or 'none to mend'}"
+    line = f"{len(met)} known defect(s) met: {', '.join(wanted) or 'none to mend'}"
     line += "; stock dies on the first request, mended answers" if died else ""
     line += f"; stock did not fail with {', '.join(alive)}" if alive else ""
     return line + (f"; live in all {len({row['rank'] for row in proof.live})} ranks" if proof.live else "")

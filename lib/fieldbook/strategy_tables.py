@@ -8,7 +8,6 @@ from . import partition, paths
 from .errors import BadInput
 from .params import Params
 from .partition_tables import name
-from .schema import Ranks
 from .spec import ModelSpec
 from .strategy import (
     WORKLOADS,
@@ -23,6 +22,7 @@ from .strategy import (
     place,
     prefill_at_most_tok_s,
     stage_floors,
+    strategy_of,
 )
 from .tables import Rows
 
@@ -122,7 +122,7 @@ def why_text(outcomes: list[Outcome], params: Params, fabric: Fabric) -> str:
     '' where an arm takes other GPUs than the table's, or the rate of a link is not known.
     """
     by_strategy = {o.strategy: o for o in outcomes}
-    pair = [by_strategy.get(_strategy_of(arm)) for arm in (params.parallel, params.verdict.baseline)]
+    pair = [by_strategy.get(strategy_of(arm)) for arm in (params.parallel, params.verdict.baseline)]
     if None in pair or pair[0] is pair[1] or not all(o.prefill_at_most_tok_s for o in pair):
         return ""
     ours, theirs = pair
@@ -139,17 +139,6 @@ def why_text(outcomes: list[Outcome], params: Params, fabric: Fabric) -> str:
 {ours.strategy.name} and {least_ms[1]:.3g} ms with {theirs.strategy.name} (estimated): **links allow {who.strategy.name} {times:.3g} times the prefill**;
 {told or "of decode no rate is known"}. A layout gains so much only as far as links are what it waits for.
 """
-
-
-def _strategy_of(arm: Ranks) -> Strategy:
-    return Strategy(
-        arm.tensor_parallel_size,
-        arm.pipeline_parallel_size,
-        arm.data_parallel_size,
-        arm.prefill_context_parallel_size,
-        arm.decode_context_parallel_size,
-        arm.expert_parallel,
-    )
 
 
 def _sends(o: Outcome) -> str:

@@ -94,9 +94,7 @@ def boot(trial: Trial) -> dict[str, Any]:
     st, started = _measuring(trial, "boot"), receipts.now()
     booted = arms.boot(st, SECOND, trial.arms["candidate"], trial.layers["candidate"])
     facts = boot_facts(booted)
-    predicted, logged = preflight(trial)["pools"]["candidate"], facts["pool_tokens"]
-    pool = {"predicted": predicted, "logged": logged, "residual": None if None in (logged, predicted) else logged - predicted}
-    return keep(trial, "boot", started, {"boot": facts, "pool": pool})
+    return keep(trial, "boot", started, {"boot": facts, "pool": held(preflight(trial)["pools"]["candidate"], facts["pool_tokens"])})
 
 
 def verify(trial: Trial) -> dict[str, Any]:
@@ -186,6 +184,11 @@ def judging():
     from .reported import judging as of_report
 
     return of_report
+
+
+def held(predicted: int | None, logged: int | None) -> dict[str, int | None]:
+    """A pool's tokens as predicted and as logged, with the residual where both are known."""
+    return {"predicted": predicted, "logged": logged, "residual": None if None in (logged, predicted) else logged - predicted}
 
 
 def boot_facts(booted: Boot) -> dict[str, Any]:

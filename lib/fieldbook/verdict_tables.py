@@ -73,16 +73,19 @@ def _size(count_bytes: int) -> str:
     return f"{gib(count_bytes):.2f} GiB" if abs(count_bytes) >= 2**27 else f"{count_bytes / 2**20:.2f} MiB"
 
 
+def _predicted(before: dict[str, Any]) -> dict[str, dict[str, Predicted]]:
+    """{arm: {metric: ...}} as preflight left it."""
+    return {arm: {metric: Predicted(**one) for metric, one in said.items()} for arm, said in before["predicted"].items()}
+
+
 def story(found: Verdict, trial: Trial, before: dict[str, Any]) -> Rows:
     """The causal story: what the model said of each arm and metric, what was measured, and the ratio. before: what preflight left."""
-    predicted = {arm: {metric: Predicted(**one) for metric, one in said.items()} for arm, said in before["predicted"].items()}
-    return causal.rows(predicted, before["pools"], found.middle, found.logged, trial.names)
+    return causal.rows(_predicted(before), before["pools"], found.middle, found.logged, trial.names)
 
 
 def order(found: Verdict, before: dict[str, Any]) -> str:
     """Whether the model puts the arms in the order that was measured, one sentence; '' where it expects no rate of both."""
-    predicted = {arm: {metric: Predicted(**one) for metric, one in said.items()} for arm, said in before["predicted"].items()}
-    rows = causal.order(predicted, found.middle, {c.metric: c.answer for c in found.outcome.compared})
+    rows = causal.order(_predicted(before), found.middle, {c.metric: c.answer for c in found.outcome.compared})
     said = [f"{metric_label(r['metric'])} x{r['expected ratio']:.3g} expected, x{r['measured ratio']:.3g} found ({r['order']})" for r in rows]
     return f"Candidate against baseline, by the model with links at {causal.strategy.LINKS_ABOVE_FLOOR:g} times their floor: {'; '.join(said)}." if said else ""
 

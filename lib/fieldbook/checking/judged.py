@@ -3,7 +3,7 @@
 from functools import lru_cache
 from typing import Any
 
-from .. import bench, bench_tables, correctness, params, probes, trial_steps
+from .. import arms, bench, bench_tables, correctness, params, probes, trial_steps
 from .. import outcome as outcomes
 from ..bench import Sample
 from ..outcome import Outcome
@@ -96,9 +96,9 @@ def bench_verdict(run: Run, key: str) -> Found:
     """The line that notebook 06 ends with."""
     samples = measured(run)
     rows = [row for row in bench.summary_rows(samples, run.metrics) if row["median"] is not None]
-    speeds = "; ".join(f"{params.metric_label(row['metric'])}: {round(row['median'], 2):.1f}" for row in rows)
     void = sum(bool(s.void) for s in samples)
-    line = f"{run.names['candidate']}, tok/s: {speeds} ({len(samples) - void} of {len(samples)} samples sound)"
+    rates = {row["metric"]: round(row["median"], 2) for row in rows}
+    line = arms.rates_line(run.names["candidate"], rates, f"{len(samples) - void} of {len(samples)} samples sound")
     return Found(_bench_problem(run) or line, f"{run.told('samples.jsonl')} and answers.jsonl")
 
 
@@ -196,11 +196,15 @@ def _problem(run: Run) -> str:
     return f"pool not as predicted: {', '.join(wrong)}" if wrong else "; ".join(found.missing.values())
 
 
+def marks(run: Run) -> str:
+    """What a verdict ends with where gates were let through. Raises CannotTell without the receipts of 05 and 07."""
+    return "".join(f"; LET THROUGH: {text}" for text in [*run.receipt(5).data["escaped"], *run.receipt(7).data["escaped"]])
+
+
 def sentence(run: Run, key: str) -> Found:
     """The verdict."""
     run.names  # noqa: B018 (raises where the layouts cannot be named)
-    marks = "".join(f"; LET THROUGH: {text}" for text in [*run.receipt(5).data["escaped"], *run.receipt(7).data["escaped"]])
-    return Found((_problem(run) or outcome_of(run).line) + marks, f"{run.told('samples.jsonl')}, answers.jsonl and boot logs")
+    return Found((_problem(run) or outcome_of(run).line) + marks(run), f"{run.told('samples.jsonl')}, answers.jsonl and boot logs")
 
 
 def passed(run: Run, key: str) -> Found:

@@ -4,7 +4,7 @@ import json
 from dataclasses import asdict
 from typing import Any
 
-from .. import gates, memory, memory_tables, patches
+from .. import arms, gates, memory, memory_tables, patches, proofs
 from ..bootlog import BootLog, RankLog
 from ..splits import layout_name
 from .compare import Found, plain
@@ -53,12 +53,7 @@ def patch_verdict(run: Run, key: str) -> Found:
     """The line that notebook 04 ends with."""
     data = run.receipt(4).data
     wanted = patches.to_mend(data["before"]) if run.asked.engine.patches == "needed" else []
-    stock = [row for row in data["measured_proof"] if row["code"] == "stock"]
-    died, alive = any(row["answers"] is False for row in stock), [row["defect"] for row in stock if row["answers"]]
-    line = f"{len(_met(run))} known defect(s) met: {', '.join(wanted) or 'none to mend'}"
-    line += "; stock dies on the first request, mended answers" if died else ""
-    line += f"; stock did not fail with {', '.join(alive)}" if alive else ""
-    line += f"; live in all {len({row['rank'] for row in data['measured_live']})} ranks" if data["measured_live"] else ""
+    line = proofs.proved_line(_met(run), wanted, proofs.Proof(data["measured_proof"], data["measured_live"]))
     return Found(patches.why_unmended(data["after"]) or line, _DEFECTS)
 
 
@@ -118,12 +113,11 @@ def escaped(run: Run, key: str) -> Found:
     return Found(gates.escaped(run.receipt(5).data["measured_gates"]), "the gates' rows in its receipt")
 
 
-def _residual(run: Run) -> tuple[int, int, bool]:
-    """(logged, predicted, whether the memory accounting is wrong), as notebook 05 judges."""
+def _served(run: Run) -> tuple[str, bool]:
+    """(the line of the server, whether the memory accounting is wrong), as notebook 05 judges."""
     log = kept_log(run)
     pool, rounding = memory.pool_after(run.asked, run.spec, run.layers, log.available_kv_gib, run.gpus(5))
-    logged = log.pool_tokens or 0
-    return logged, pool.pool_tokens, abs(logged - pool.pool_tokens) > rounding if rounding is not None else False
+    return arms.served_line(layout_name(run.asked.parallel, run.layers), log.pool_tokens or 0, pool.pool_tokens, rounding)
 
 
 def _refused(run: Run) -> str:
@@ -134,16 +128,14 @@ def launch_verdict(run: Run, key: str) -> Found:
     """The line that notebook 05 ends with."""
     if problem := _refused(run):
         return Found(f"refused: {problem}", "the gates' rows in its receipt")
-    logged, predicted, wrong = _residual(run)
-    line = f"{layout_name(run.asked.parallel, run.layers)} serves: KV pool {logged:,} tokens, predicted {predicted:,}, residual {logged - predicted:,}"
-    line += "; the memory accounting is wrong here" if wrong else ""
+    line, _ = _served(run)
     line += "".join(f"; LET THROUGH: {text}" for text in run.receipt(5).data["escaped"])
     return Found(line, f"memory.pool_after and {_LOG}")
 
 
 def launch_passed(run: Run, key: str) -> Found:
     """Whether no gate refused and the pool is as predicted."""
-    return Found(not _refused(run) and not _residual(run)[2], f"memory.pool_after and {_LOG}")
+    return Found(not _refused(run) and not _served(run)[1], f"memory.pool_after and {_LOG}")
 
 
 RECOMPUTED: dict[str, dict[str, Any]] = {

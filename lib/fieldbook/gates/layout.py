@@ -3,7 +3,6 @@
 from .. import partition, strategy
 from ..inventory.measure_worker import visible_gpus
 from ..kv import stage_flips
-from ..layouts import strategy_of
 from ..partition.rules import RECURRENT, both_kinds, deepstack_first, kv_sharing_whole, own_indices, ple_first
 from ..patches import MENDED
 from .ruling import Launch, Ruling, needs
@@ -37,7 +36,7 @@ def partition_form(launch: Launch) -> Ruling:
 def parallel_sizes(launch: Launch) -> Ruling:
     """TP divides heads, experts and quantization groups; EP, DCP and PCP have what they need; the pipeline has a layer for each stage."""
     capability = min((float(g.compute_capability) for g in (launch.box.gpus if launch.box else []) if g.compute_capability), default=None)
-    here = strategy_of(launch.arm)
+    here = strategy.strategy_of(launch.arm)
     found = strategy.vetoes_of(here, launch.spec, launch.params, capability)
     if launch.arm.tensor_parallel_size % launch.arm.decode_context_parallel_size:
         found.append(strategy.Veto(f"DCP{launch.arm.decode_context_parallel_size} does not divide TP{launch.arm.tensor_parallel_size}", "config/parallel.py"))

@@ -15,12 +15,13 @@ from ..budget import Gpus
 from ..command import command_line, weights_dir
 from ..errors import BadInput, GateFailed
 from ..inventory import Inventory, nvml
-from ..layouts import sizes_of, strategy_of
+from ..layouts import sizes_of
 from ..params import Params
 from ..schema import Baseline, Parallel
 from ..server import cards_of, free_port
 from ..spec import ModelSpec
 from ..splits import is_split
+from ..strategy import strategy_of
 from ..supervisor import DECIDED
 from .ruling import Facts, Launch
 

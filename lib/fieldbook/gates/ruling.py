@@ -6,13 +6,12 @@ from typing import Any, Literal
 from .. import kv
 from ..command import CommandLine
 from ..inventory import Inventory
-from ..layouts import strategy_of
 from ..memory import Pool
 from ..params import Params
 from ..schema import Baseline, Parallel
 from ..spec import ModelSpec
 from ..splits import is_split
-from ..strategy import Need, needs_of
+from ..strategy import Need, needs_of, strategy_of
 
 Result = Literal["pass", "warn", "refuse", "not checked"]
 

@@ -45,6 +45,12 @@ def speed(report: Report, arm: str, metric: str) -> tuple[float, str] | None:
     return report.number(lowest), f"{report.name}, {lowest}" + (f", lowest of {' and '.join(f'{report.number(one):g}' for one in ids)}" if len(ids) > 1 else "")
 
 
+def pairs(report: Report, metrics: list[str]) -> dict[str, tuple[float, float]]:
+    """{metric: (candidate's tok/s, baseline's)} of every metric that the report gives of both arms, the lowest of a range."""
+    found = {metric: [speed(report, arm, metric) for arm in ("candidate", "baseline")] for metric in metrics}
+    return {metric: (ours[0], theirs[0]) for metric, (ours, theirs) in found.items() if ours and theirs}
+
+
 def told(report: Report, arm: str) -> dict[str, Any]:
     """What probes.summary tells of a run, as far as the report does: the count of degenerate samples."""
     counted = report.arms.get(arm, {}).get("degenerate")

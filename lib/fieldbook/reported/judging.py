@@ -6,7 +6,7 @@ from .. import arms, correctness
 from ..outcome import Outcome
 from ..params import metric_label
 from ..schema import Verdict as VerdictParams
-from ..trial import Verdict, boot_facts
+from ..trial import Verdict, boot_facts, held
 from ..trial_steps import Trial
 from . import arms as told_arms
 from .figures import Report
@@ -21,9 +21,7 @@ def control(trial: Trial) -> dict[str, Any]:
 def boot(trial: Trial, predicted: int | None) -> dict[str, Any]:
     """What it tells of the candidate's start, held against the prediction."""
     facts = _facts(trial, "candidate")
-    logged = facts["pool_tokens"]
-    residual = None if None in (logged, predicted) else logged - predicted
-    return {"boot": facts, "pool": {"predicted": predicted, "logged": logged, "residual": residual}}
+    return {"boot": facts, "pool": held(predicted, facts["pool_tokens"])}
 
 
 def verify(trial: Trial) -> dict[str, Any]:
@@ -52,7 +50,7 @@ def verdict(trial: Trial) -> Verdict:
 
 def middle(trial: Trial) -> dict[str, dict[str, float | None]]:
     """{arm: {metric: tok/s}} as the report gives them, the lowest of a range."""
-    return {arm: {metric: (_speed(trial, arm, metric) or (None, ""))[0] for metric in trial.metrics} for arm in trial.arms}
+    return {arm: {metric: (told_arms.speed(_report(trial), arm, metric) or (None, ""))[0] for metric in trial.metrics} for arm in trial.arms}
 
 
 def dots(trial: Trial) -> list[dict[str, Any]]:
@@ -68,23 +66,17 @@ def dots(trial: Trial) -> list[dict[str, Any]]:
 def comparisons(trial: Trial) -> list[dict[str, Any]]:
     """One row per metric that the report gives of both arms: values and ratio."""
     rows = []
-    for metric in trial.metrics:
-        ours, theirs = _speed(trial, "candidate", metric), _speed(trial, "baseline", metric)
-        if ours and theirs:
-            primary = " (primary)" if metric == trial.station.params.verdict.primary_metric else ""
-            values = {trial.names["candidate"]: float(ours[0]), trial.names["baseline"]: float(theirs[0])}
-            rows.append({"metric": metric + primary, **values, "ratio": ours[0] / theirs[0], "answer": "not tested: no single values"})
+    for metric, (ours, theirs) in told_arms.pairs(_report(trial), trial.metrics).items():
+        primary = " (primary)" if metric == trial.station.params.verdict.primary_metric else ""
+        values = {trial.names["candidate"]: float(ours), trial.names["baseline"]: float(theirs)}
+        rows.append({"metric": metric + primary, **values, "ratio": ours / theirs, "answer": "not tested: no single values"})
     return rows
 
 
 def ratios(trial: Trial) -> dict[str, tuple[float, str]]:
     """{metric: (ratio, from what)} of every metric that the report gives of both arms."""
-    found = {}
-    for metric in trial.metrics:
-        ours, theirs = _speed(trial, "candidate", metric), _speed(trial, "baseline", metric)
-        if ours and theirs:
-            found[metric] = (ours[0] / theirs[0], f"{ours[0]:,} / {theirs[0]:,} ({_report(trial).name}); no single values, so not tested")
-    return found
+    why = f"({_report(trial).name}); no single values, so not tested"
+    return {m: (ours / theirs, f"{ours:,} / {theirs:,} {why}") for m, (ours, theirs) in told_arms.pairs(_report(trial), trial.metrics).items()}
 
 
 def _planned(trial: Trial) -> str:
@@ -96,13 +88,14 @@ def _planned(trial: Trial) -> str:
 
 def line(report: Report, asked: VerdictParams, names: dict[str, str]) -> str:
     """What the report says of the metric that decides, in one line. names: {arm: layout}."""
-    ours, theirs = (told_arms.speed(report, arm, asked.primary_metric) for arm in ("candidate", "baseline"))
-    if not ours or not theirs:
+    pair = told_arms.pairs(report, [asked.primary_metric]).get(asked.primary_metric)
+    if pair is None:
         return f"{report.name} does not give {metric_label(asked.primary_metric)} of both arms"
-    ratio = ours[0] / theirs[0]
+    ours, theirs = pair
+    ratio = ours / theirs
     found = "faster" if ratio > 1 else "slower" if ratio < 1 else "same"
     agrees = "as expected" if found == asked.expectation else f"expected was '{asked.expectation}'"
-    how = f"{ours[0]:,} against {theirs[0]:,} tok/s, x{ratio:.2f}"
+    how = f"{ours:,} against {theirs:,} tok/s, x{ratio:.2f}"
     name = f"{report.name[0].upper()}{report.name[1:]}"
     said = f"{name} has {names['candidate']} {found} than {names['baseline']} in {metric_label(asked.primary_metric)}"
     return f"{said}: {how}; {agrees}. Not tested: it gives no single values"
@@ -110,10 +103,6 @@ def line(report: Report, asked: VerdictParams, names: dict[str, str]) -> str:
 
 def _report(trial: Trial) -> Report:
     return trial.station.report
-
-
-def _speed(trial: Trial, arm: str, metric: str) -> tuple[float, str] | None:
-    return told_arms.speed(_report(trial), arm, metric)
 
 
 def _facts(trial: Trial, arm: str) -> dict[str, Any]:

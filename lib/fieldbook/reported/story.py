@@ -5,9 +5,10 @@ from typing import Any
 from .. import gates, memory, patches, splits
 from ..budget import Gpus
 from ..errors import BadInput
-from ..layouts import sizes_of, strategy_of
+from ..layouts import sizes_of
 from ..memory_tables import with_engine
 from ..params import Params
+from ..strategy import strategy_of
 from .source import Source
 
 Rows = list[dict[str, Any]]

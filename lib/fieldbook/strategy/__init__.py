@@ -2,7 +2,7 @@
 
 from .choice import TIE, WORKLOADS, Choice, choose, judged_by
 from .fabric import Fabric, Way, fabric_of
-from .layouts import Placement, Strategy, every_strategy, place
+from .layouts import Placement, Strategy, every_strategy, place, strategy_of
 from .table import LINKS_ABOVE_FLOOR, Outcome, Round, decode_round, prefill_at_most_tok_s, stage_read_bytes, strategies
 from .traffic import Collectives, Traffic, collectives_of, hop_floors, stage_floors, traffic_of
 from .vetoes import NO_WEIGHTS, OPEN, UNVERIFIED, Need, Veto, needs_of, vetoes_of
@@ -38,6 +38,7 @@ __all__ = [
     "stage_floors",
     "stage_read_bytes",
     "strategies",
+    "strategy_of",
     "traffic_of",
     "vetoes_of",
 ]

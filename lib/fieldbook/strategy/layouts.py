@@ -4,6 +4,7 @@ import itertools
 from dataclasses import dataclass
 
 from ..memory import Layout
+from ..schema import Ranks
 from ..spec import ModelSpec
 from .fabric import Fabric
 
@@ -47,6 +48,18 @@ class Strategy:
             self.data_parallel_size,
             self.expert_parallel,
         )
+
+
+def strategy_of(arm: Ranks) -> Strategy:
+    """The parallel sizes of an arm as a strategy."""
+    return Strategy(
+        arm.tensor_parallel_size,
+        arm.pipeline_parallel_size,
+        arm.data_parallel_size,
+        arm.prefill_context_parallel_size,
+        arm.decode_context_parallel_size,
+        arm.expert_parallel,
+    )
 
 
 def divisors(number: int) -> list[int]:
