@@ -1,11 +1,13 @@
 """Walks without a run behind them: both published reports and a box of which only outputs were captured go through all seven notebooks, and are checked."""
 
 import json
+import shutil
 
 import pytest
 from conftest import ROOT, walk_in_process
 
 from fieldbook import checking, params, paths, receipts
+from fieldbook.errors import BadInput
 
 REPORTS = {"cmp170hx-x3": {"cmp-ratio-kv"}, "a100-x8-glm53": {"glm-3939-closure", "glm-degen-p"}}
 
@@ -44,6 +46,25 @@ def test_what_was_changed_in_a_report_is_named(reported, tmp_path):
     file.write_text(json.dumps(document))
     assert [row.figure for row in checking.check(folder).of("differs")] == [f"{first}.recomputed"]
     file.write_text(before)
+
+
+def test_a_receipt_that_a_report_lacks_is_told_and_costs_no_other(reported, tmp_path):
+    _, folder = reported
+    for gone in ("03_partition_selection", "05_server_launch", "06_benchmarks"):
+        copy = shutil.copytree(folder, tmp_path / gone)
+        (copy / f"{gone}.json").unlink()
+        checked = checking.check(copy)
+        told = [*checked.integrity, *checked.notes]
+        assert any(gone in text for text in told) and not checked.of("differs") and len(checked.of("agrees")) > 40
+
+
+def test_a_link_among_the_steps_is_refused(reported, tmp_path):
+    _, folder = reported
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    (copy / "steps").mkdir(exist_ok=True)
+    (copy / "steps" / "control.json").symlink_to(copy / "params.yml")
+    with pytest.raises(BadInput, match=r"steps/control.json is no plain file"):
+        checking.check(copy)
 
 
 def test_a_box_of_captured_outputs_is_walked_to_its_plan(tmp_path, monkeypatch):

@@ -106,7 +106,7 @@ def _check(run: Run) -> Checked:
     # A walk that stopped before notebook 06 has none.
     if run.receipts.keys() & {6, 7} or (run.folder / "samples.jsonl").is_file():
         try:
-            if reported.of(run, 6) and not (run.folder / "samples.jsonl").is_file():
+            if reported.report_of(run) and not (run.folder / "samples.jsonl").is_file():
                 # Somebody else's report, or nothing but captured outputs: there never were samples.
                 raise CannotTell("")
             rows += samples.differences(run)

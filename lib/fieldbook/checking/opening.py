@@ -17,6 +17,7 @@ MOST_FILES = 5_000
 MOST_BYTES = 512 * 2**20
 # What is read of a folder; nothing else in it is opened.
 READ = ("params.yml", "index.html", "samples.jsonl", "answers.jsonl", "readings.json", MANIFEST)
+_FOLDERS = {"servers": "*.log", "steps": "*.json"}
 _RIGHT = "give a run folder as `fieldbook run` leaves it, or a zip of one"
 
 
@@ -42,10 +43,10 @@ def _checked(folder: Path, given: str) -> Path:
     receipts = [name for name in paths.STATIONS if (folder / f"{name}.json").exists()]
     if not receipts and not (folder / "params.yml").exists():
         raise BadInput(f"{given}: no run: neither params.yml nor a receipt such as {paths.STATIONS[0]}.json in it; {_RIGHT}")
-    names = [*READ, *(f"{name}.{kind}" for name in paths.STATIONS for kind in ("json", "ipynb")), "servers"]
-    logs = (folder / "servers").glob("*.log") if not (folder / "servers").is_symlink() else ()
-    for file in [*(folder / name for name in names), *logs]:
-        if file.is_symlink() or (file.exists() and not file.is_file() and file.name != "servers"):
+    names = [*READ, *(f"{name}.{kind}" for name in paths.STATIONS for kind in ("json", "ipynb")), *_FOLDERS]
+    within = [file for name, kind in _FOLDERS.items() if not (folder / name).is_symlink() for file in (folder / name).glob(kind)]
+    for file in [*(folder / name for name in names), *within]:
+        if file.is_symlink() or (file.exists() and not file.is_file() and file.name not in _FOLDERS):
             raise BadInput(f"{given}: {file.relative_to(folder)} is no plain file; {_RIGHT} that holds its files itself")
     return folder
 
