@@ -11,6 +11,7 @@ from typing import Any
 from . import bench, bootlog, files, gates, memory, models, paths, probes, server, starting
 from .bench import Sample
 from .bootlog import BootLog
+from .budget import Gpus
 from .errors import BadInput, GateFailed
 from .inventory import Inventory
 from .params import Baseline, Parallel, Params, metric_label
@@ -20,6 +21,11 @@ from .reported import arms as reported_arms
 from .schema import Probes
 from .splits import layout_name as layout_name  # the notebooks ask for it here
 from .station import Station
+from .strategy import strategy_of
+
+
+# Of a model whose weights are made up.
+NOT_ASKED = "Not asked: the weights are made up, so what the model answers means nothing."
 
 
 @dataclass(frozen=True)
@@ -186,7 +192,8 @@ def probe(station: Station, booted: Boot, arm: str, asked: Probes | None = None)
     params, file = station.params, station.run_dir / "readings.json"
     with _measured(booted), station.clock("probes"):
         streams = max(params.benchmarks.decode_concurrency)
-        answers, read = probes.run(bench.of_state(booted.state), asked or params.probes, params.engine.max_model_len, streams, arm, station.progress)
+        ask = probes.ask_nothing if params.model.source == "dummy" else probes.run
+        answers, read = ask(bench.of_state(booted.state), asked or params.probes, params.engine.max_model_len, streams, arm, station.progress)
     probes.keep_answers(station.run_dir / "answers.jsonl", answers)
     files.write_json(file, (json.loads(file.read_text()) if file.is_file() else {}) | {arm: read})
     station.progress("")
@@ -240,6 +247,19 @@ def without_samples(station: Station) -> str:
     return f"{station.report.name} gives no single values" if station.report else "no sample is sound"
 
 
+def pool_is_off(
+    params: Params, arm: Parallel | Baseline, layers: tuple[int, ...], predicted: int | None, logged: int | None, logged_gib: dict[int, float], gpus: Gpus | None
+) -> bool:
+    """Whether a logged pool is not what it has to be. Tokens; logged_gib: KV space of each stage by the log.
+
+    An estimate before the launch need not be met. The space that the log tells leaves no freedom but its own rounding; nothing that is unknown is off.
+    """
+    if None in (predicted, logged) or logged == predicted:
+        return False
+    found, rounding = memory.pool_after(params, memory.model_spec(params.model.name), layers, logged_gib, gpus, strategy_of(arm).layout)
+    return rounding is not None and abs(logged - found.pool_tokens) > rounding
+
+
 def pool_label(station: Station) -> str:
     """What the predicted pool is called: of a report whose KV space had to be solved from its log, no prediction."""
     return "KV pool, from the space that its log implies" if station.report and station.report.about_pool else "KV pool, predicted"
@@ -253,6 +273,7 @@ def what_was_asked(station: Station) -> str:
 def without_signs(station: Station) -> str:
     """What to say where lengths and log-probabilities of the answers show nothing."""
     known = "Lengths and log-probabilities are as the baseline's, as far as there is one."
+    known = NOT_ASKED if station.params.model.source == "dummy" else known
     return f"{station.report.name} gives neither answers nor log-probabilities." if station.report else known
 
 
@@ -261,6 +282,8 @@ def probe_baseline(station: Station) -> tuple[dict[str, Any] | None, str]:
     if station.report:
         told = reported_arms.told(station.report, "baseline")
         return (told, f"Baseline: {station.report.name}'s other arm.") if told["counts"] else (None, f"{station.report.name} gives no count of answers.")
+    if station.params.model.source == "dummy":
+        return None, NOT_ASKED
     found, why_none = probes.read_baseline(station.params.model.name, station.params.probes)
     return found, (f"Baseline: {found['layout']}, {found['made_at'][:10]}. " if found else "") + why_none
 

@@ -24,7 +24,9 @@ def client(log: Path, api_key: str = "") -> Iterator[Callable[[list[str], list[s
     The document has two more keys: client_cpu_s, what the load process computed meanwhile, and client_wall_s. The function raises GateFailed when the
     client fails or dies; everything it prints goes to `log`. api_key: what the server asks for.
     """
-    env = {**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "PYTHONPATH": str(Path(__file__).resolve().parents[1])}
+    # vLLM itself may lie on the search path.
+    search = os.pathsep.join(filter(None, [str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH")]))
+    env = {**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "PYTHONPATH": search}
     # A proxy of the environment is not for a server of this machine; vLLM's client would ask it.
     for name in ("NO_PROXY", "no_proxy"):
         env[name] = ",".join(filter(None, [env.get(name), "127.0.0.1", "localhost", "::1"]))

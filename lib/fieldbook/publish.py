@@ -85,6 +85,7 @@ def read_run(run_dir: Path) -> dict[str, Any]:
         "kind": last.get("kind", "live"),
         "captured": bool((last.get("data") or {}).get("only_captured")),
         "model": str((params.get("model") or {}).get("name") or ""),
+        "made_up": (params.get("model") or {}).get("source") == "dummy",
         "layout": layout_text(params, every_figure),
         "versions": {name: version for name, version in (last.get("versions") or {}).items() if version},
         "started": min((s.started for s in stations if s.started), default=None),

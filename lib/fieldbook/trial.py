@@ -168,8 +168,7 @@ def verdict(trial: Trial) -> Verdict:
     )
     boots = {"candidate": [fresh["boot"]], "baseline": list(of_baseline["boots"].values())}
     problem = "; ".join(missing_.values())
-    logged = {arm: one[-1]["pool_tokens"] for arm, one in boots.items()}
-    wrong = [trial.names[arm] for arm, tokens in before["pools"].items() if tokens is not None and logged[arm] not in (None, tokens)]
+    wrong = [trial.names[arm] for arm, tokens in before["pools"].items() if _is_off(trial, arm, tokens, boots[arm][-1])]
     problem = f"pool not as predicted: {', '.join(wrong)}" if wrong else problem
     problem = result.line if result.failure else problem
     keep(trial, "verdict", started, result.document() | {"problem": problem, "samples": len(samples)})
@@ -191,9 +190,15 @@ def held(predicted: int | None, logged: int | None) -> dict[str, int | None]:
     return {"predicted": predicted, "logged": logged, "residual": None if None in (logged, predicted) else logged - predicted}
 
 
+def _is_off(trial: Trial, arm: str, predicted: int | None, facts: dict[str, Any]) -> bool:
+    # Keys of JSON are words.
+    space = {int(stage): gib for stage, gib in facts.get("available_kv_gib", {}).items()}
+    return arms.pool_is_off(trial.station.params, trial.arms[arm], trial.layers[arm], predicted, facts["pool_tokens"], space, trial.station.gpus())
+
+
 def boot_facts(booted: Boot) -> dict[str, Any]:
     """What the verdict tells of a boot."""
-    told = {"name": booted.name, "pool_tokens": booted.log.pool_tokens, "vllm": booted.log.vllm_version}
+    told = {"name": booted.name, "pool_tokens": booted.log.pool_tokens, "vllm": booted.log.vllm_version, "available_kv_gib": booted.log.available_kv_gib}
     return told | {"ready_s": None if booted.ready_s is None else round(booted.ready_s, 1)}
 
 

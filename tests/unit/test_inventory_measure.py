@@ -349,7 +349,13 @@ def stand_in(gpus=2, free_bytes=2 * GIB, peers=True, garble=False, pinned=True):
         stream=stream,
         can_device_access_peer=can_device_access_peer,
         empty_cache=lambda: None,
+        get_device_capability=lambda device: (9, 0),
     )
+
+    def matmul(one, other, out):
+        assert one.shape == other.shape == out.shape and one.dtype == "bf16"
+        time.sleep(1e-4)
+
     return SimpleNamespace(
         log=log,
         cuda=cuda,
@@ -360,6 +366,11 @@ def stand_in(gpus=2, free_bytes=2 * GIB, peers=True, garble=False, pinned=True):
         zeros=lambda n, dtype: Tensor(np.zeros(n, dtype)),
         frombuffer=lambda data, dtype: Tensor(np.frombuffer(data, dtype)),
         equal=lambda one, other: np.array_equal(one.array, other.array),
+        bfloat16="bf16",
+        float16="f16",
+        randn=lambda *shape, device, dtype: SimpleNamespace(shape=shape, dtype=dtype),
+        empty_like=lambda one: one,
+        matmul=matmul,
     )
 
 
@@ -383,7 +394,7 @@ def test_two_gpus():
     torch = stand_in()
     lines = emitted(torch, 2, [(0, 1)])
     assert results(lines) == [
-        *((quantity, f"GPU {gpu}", False) for gpu in (0, 1) for quantity in ("h2d", "d2h", "copy")),
+        *((quantity, f"GPU {gpu}", False) for gpu in (0, 1) for quantity in ("h2d", "d2h", "copy", "product")),
         ("pair", "GPU 0 -> GPU 1", False),
         ("pair", "GPU 1 -> GPU 0", False),
         ("both", "GPU 0 <-> GPU 1", False),
@@ -423,7 +434,7 @@ def test_pair_without_peer_access_goes_through_the_host():
 
 def test_pair_that_delivers_garbage_gets_no_rate():
     lines = emitted(stand_in(garble=True), 2, [(0, 1)])
-    assert [quantity for quantity, *_ in results(lines)] == ["h2d", "d2h", "copy"] * 2
+    assert [quantity for quantity, *_ in results(lines)] == ["h2d", "d2h", "copy", "product"] * 2
     assert lines[-1] == {"note": "GPU 0 -> GPU 1: other bytes arrived than were sent (peer access on), so no more is measured on this pair"}
 
 
@@ -435,7 +446,7 @@ def test_full_gpu_and_no_pinned_memory():
         "GPU 0 and GPU 1: not measured (less than 1 GiB of GPU memory is free)",
     ]
     lines = emitted(stand_in(gpus=1, pinned=False), 1, [])
-    assert results(lines) == [("copy", "GPU 0", False)]
+    assert results(lines) == [("copy", "GPU 0", False), ("product", "GPU 0", False)]
     assert {"note": "pinned host memory: not measured (CUDA error: out of memory)"} in lines
 
 

@@ -11,7 +11,7 @@ from ..probes import Answer
 from ..verdict import Comparison
 from .compare import CannotTell, Found, plain
 from .launched import boot_log
-from .planned import predicted_pools
+from .planned import both_layouts, predicted_pools
 from .run import Run, said
 
 
@@ -159,20 +159,22 @@ def ratio(run: Run, key: str) -> Found:
     return Found(one.ratio, run.told("samples.jsonl"), decimals=3, source=source, label=label)
 
 
-def _logged_pools(run: Run) -> tuple[dict[str, int], str]:
-    """Pools of the second boot of each arm, from their logs, else from what the steps kept."""
+def _logged_pools(run: Run) -> tuple[dict[str, tuple[int | None, dict[int, float]]], str]:
+    """{arm: (pool in tokens, KV space of each stage in GiB)} of the second boot of each arm, from their logs, else from what the steps kept."""
     try:
         logs = {arm: run.log(arm, 2) for arm in ("candidate", "baseline")}
-        return {arm: log.pool_tokens for arm, (log, _) in logs.items()}, " and ".join(file for _, file in logs.values())
+        return {arm: (log.pool_tokens, log.available_kv_gib) for arm, (log, _) in logs.items()}, " and ".join(file for _, file in logs.values())
     except CannotTell:
         steps = {name: run.step(name) for name in ("control", "boot")}
-        return {"candidate": steps["boot"]["boot"]["pool_tokens"], "baseline": list(steps["control"]["boots"].values())[-1]["pool_tokens"]}, "steps/*.json"
+        boots = {"candidate": steps["boot"]["boot"], "baseline": list(steps["control"]["boots"].values())[-1]}
+        space = {arm: {int(stage): gib for stage, gib in boot.get("available_kv_gib", {}).items()} for arm, boot in boots.items()}
+        return {arm: (boot["pool_tokens"], space[arm]) for arm, boot in boots.items()}, "steps/*.json"
 
 
 def pool_ratio(run: Run, key: str) -> Found:
     """The candidate's logged pool against the baseline's."""
     pools, files = _logged_pools(run)
-    return Found(pools["candidate"] / pools["baseline"], files, decimals=3)
+    return Found(pools["candidate"][0] / pools["baseline"][0], files, decimals=3)
 
 
 def arms_counts(run: Run, key: str) -> Found:
@@ -187,8 +189,8 @@ def _problem(run: Run) -> str:
         return found.line
     try:
         pools, _ = _logged_pools(run)
-        predicted = predicted_pools(run)
-        wrong = [found.names[arm] for arm in ("candidate", "baseline") if pools[arm] is not None and pools[arm] != predicted[arm]]
+        predicted, layouts = predicted_pools(run), both_layouts(run)
+        wrong = [found.names[arm] for arm, one in layouts.items() if arms.pool_is_off(run.asked, *one, predicted[arm], *pools[arm], run.gpus(7))]
     except CannotTell:
         if run.receipt(7).verdict.startswith("pool not as predicted"):
             raise

@@ -6,6 +6,7 @@ from typing import Any
 
 from .. import ceilings, gates, inventory, layouts, memory, memory_tables, partition, partition_tables, paths, tables
 from ..memory import Pool
+from ..schema import Baseline, Parallel
 from ..splits import layout_name
 from .compare import CannotTell, Found, plain, same
 from .run import Run, said
@@ -153,14 +154,18 @@ def partition_verdict(run: Run, key: str) -> Found:
     return Found(f"Must not be served: {found.refused}. {line}" if found.refused else line, "layouts.study of params and inventory")
 
 
+def both_layouts(run: Run) -> dict[str, tuple[Parallel | Baseline, tuple[int, ...]]]:
+    """{arm: (its sizes, layers of each stage)}."""
+    base = run.asked.verdict.baseline
+    return {"candidate": (run.asked.parallel, run.layers), "baseline": (base, partition.resolve_split(base, run.spec, run.layers))}
+
+
 def predicted_pools(run: Run) -> dict[str, int]:
     """Tokens of both arms' pools, as notebook 07 predicts them."""
     if run.terms_untold(7):
         raise CannotTell("they may rest on the log of an earlier run of the box, whose terms its receipt does not keep")
-    base = run.asked.verdict.baseline
-    arms = {"candidate": (run.asked.parallel, run.layers), "baseline": (base, partition.resolve_split(base, run.spec, run.layers))}
     found = {}
-    for arm, (layout, split) in arms.items():
+    for arm, (layout, split) in both_layouts(run).items():
         pool, why_none, _ = gates.pool_of(run.asked, layout, run.spec, split, run.gpus(7))
         if pool is None:
             raise CannotTell(why_none)

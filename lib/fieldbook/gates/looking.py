@@ -117,7 +117,9 @@ def alternatives(params: Params, arm: Parallel | Baseline, spec: ModelSpec, gpus
 def facts_of(params: Params, arm: Parallel | Baseline, run_dir: Path) -> Facts:
     """This machine, now."""
     seen = checkpoint_facts(weights_dir(params))
-    if params.model.source != "folder" and not models.is_complete(weights_dir(params)):
+    if params.model.source == "dummy":
+        seen = {"checkpoint_pending": "vLLM makes the weights up (--load-format dummy): speed and memory are the model's, answers mean nothing"}
+    elif params.model.source != "folder" and not models.is_complete(weights_dir(params)):
         seen = {"checkpoint_pending": f"the weights of {params.model.name} are made at the first start"}
     extra = params.extra_env_of(arm)
     free, not_writable = _disk(run_dir, extra)

@@ -22,6 +22,7 @@ WHAT = {
     "h2d": ("host to device, pinned memory", "GB/s"),
     "d2h": ("device to host, pinned memory", "GB/s"),
     "copy": ("device copy, bytes read + bytes written", "GB/s"),
+    "product": ("product of two square matrices of 16-bit floats", "TFLOP/s"),
     "pair": ("copy between two GPUs", "GB/s"),
     "both": ("copies both ways at once, sum of both", "GB/s"),
     "pair_latency": ("8 bytes copied there and back in stream order, half the round trip", "us"),
@@ -122,7 +123,7 @@ def _ending(status: int) -> str:
 
 
 def with_ceilings(measured: list[Measurement], gpus: list[Gpu], links: list[Link], memory_read_bytes_s: float | None) -> list[Measurement]:
-    """The same measurements with what each cannot exceed, in GB/s, where the box tells it.
+    """The same measurements with what each cannot exceed, in its unit, where the box tells it. Matrix product: the data sheet's rate.
 
     Host copies: the GPU's PCIe link. Device copy: memory clock x 2 transfers x bus width / 8. Pairs: the link between them, or the slower of
     their PCIe links where the way leads through the host; both ways at once twice that. Loopback: the memory's read rate. Latencies have none.
@@ -136,6 +137,11 @@ def with_ceilings(measured: list[Measurement], gpus: list[Gpu], links: list[Link
             return memory_read_bytes_s / 1e9, "read rate of the memory: each byte is read from it once at least"
         if quantity == "copy":
             return memory_ceiling_gb_s(by_index.get(ends[0], Gpu()))
+        if quantity == "product":
+            from fieldbook.strategy.datasheets import tensor_tflops
+
+            rate = tensor_tflops(by_index.get(ends[0], Gpu()))
+            return rate, f"data sheet of {by_index[ends[0]].name}" if rate else None
         if quantity in ("h2d", "d2h"):
             return gpu_pcie_gb_s(by_index.get(ends[0], Gpu()))
         if quantity not in ("pair", "both"):

@@ -34,6 +34,7 @@ FREE_SHARE = 0.05
 FREE_BYTES_MIN = GIB
 TOO_FULL = "less than 1 GiB of GPU memory is free"
 COPIES_MAX = 16
+PRODUCT_SIDE_MAX = 8192
 ROUND_TRIPS = 100
 LOOPBACK_BYTES_MIN, LOOPBACK_BYTES_MAX = 64 * MIB, 256 * MIB
 ANSWER_BYTES = 8
@@ -143,6 +144,30 @@ def measure_gpu(torch, gpu: int, device: int, pinned: list, emit: Emit) -> None:
     report("copy", other, one, counted=2)
 
 
+def measure_product(torch, gpu: int, device: int, emit: Emit) -> None:
+    """Square matrices of 16-bit floats, random so that they draw power as real ones do, multiplied on one GPU. Emits quantity product, in TFLOP/s."""
+    torch.cuda.empty_cache()
+    free = torch.cuda.mem_get_info(device)[0]
+    if free < FREE_BYTES_MIN:
+        return  # as the copies said
+    # Three matrices of two bytes an element.
+    side = min(PRODUCT_SIDE_MAX, power_of_two_below(math.sqrt(free * FREE_SHARE / 6)))
+    dtype = torch.bfloat16 if torch.cuda.get_device_capability(device)[0] >= 8 else torch.float16
+    one, other = (torch.randn(side, side, device=f"cuda:{device}", dtype=dtype) for _ in range(2))
+    target = torch.empty_like(one)
+
+    def wait() -> None:
+        torch.cuda.synchronize(device)
+
+    def multiply() -> None:
+        torch.matmul(one, other, out=target)
+
+    elapsed_s(multiply, wait, 1)
+    times = max(1, math.ceil(SAMPLE_S_MIN / elapsed_s(multiply, wait, 1)))
+    samples = [times * 2 * side**3 / elapsed_s(multiply, wait, times) / 1e12 for _ in range(SAMPLES + 1)]
+    emit(quantity="product", where=f"GPU {gpu}", through_host=False, size_bytes=2 * side * side, samples=samples[1:])
+
+
 def measure_pair(torch, gpus: tuple[int, int], devices: tuple[int, int], emit: Emit) -> None:
     """Copies between two GPUs, each way, both ways at once, and 8 bytes back and forth. Emits quantities pair, both, pair_latency."""
     torch.cuda.empty_cache()
@@ -217,6 +242,8 @@ def measure_gpus(torch, gpus: int, pairs: list[tuple[int, int]], emit: Emit) -> 
     attempt(emit, "pinned host memory", lambda: pinned.append(torch.empty(PINNED_BUFFER_BYTES, dtype=torch.uint8, pin_memory=True)))
     for gpu, device in device_of.items():
         attempt(emit, f"GPU {gpu}", functools.partial(measure_gpu, torch, gpu, device, pinned, emit))
+        # The one measurement with a kernel, which this torch may not have for an old card.
+        attempt(emit, f"GPU {gpu}, matrix product", functools.partial(measure_product, torch, gpu, device, emit))
     for a, b in (pair for pair in pairs if set(pair) <= set(device_of)):
         attempt(emit, f"GPU {a} and GPU {b}", functools.partial(measure_pair, torch, (a, b), (device_of[a], device_of[b]), emit))
 

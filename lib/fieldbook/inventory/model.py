@@ -156,7 +156,7 @@ class Measurement(Frozen):
 
     what: str
     where: str  # 'GPU 0', 'GPU 0 -> GPU 1', 'loopback, gloo'
-    unit: Literal["GB/s", "us"]
+    unit: Literal["GB/s", "TFLOP/s", "us"]
     size_bytes: int
     spread: Spread
     ceiling: float | None = None

@@ -13,6 +13,7 @@ from .counting import trials_to_see as trials_to_see
 from .counting import trials_to_tell as trials_to_tell
 from .degeneration import judge as judge
 from .running import against as against
+from .running import ask_nothing as ask_nothing
 from .running import by_probe as by_probe
 from .running import counts as counts
 from .running import keep_baseline as keep_baseline

@@ -41,6 +41,11 @@ def run(target: Target, probes: Probes, max_model_len: int, concurrency: int, ar
     return answers, {"logprobs": first, "logprobs_again": likelihood.read_texts(target, probes.languages)}
 
 
+def ask_nothing(*_) -> tuple[list[Answer], dict[str, Any]]:
+    """What `run` returns where no answer would mean anything: of a model whose weights are made up."""
+    return [], {"logprobs": None, "logprobs_again": None}
+
+
 def stratum(answer: Answer) -> str:
     """What an answer is counted under: its probe and language, a needle by the length of its prompt as well."""
     length = answer.case.rpartition("-at-")[0].rpartition("-")[2]
