@@ -11,7 +11,7 @@ export DO_NOT_TRACK = 1
 LAST_LINE = import json, sys; text = sys.stdin.read().rstrip(); print(text); print(json.loads(text.splitlines()[-1])["report"])
 
 # Boxes that replay without a server; the two field reports among them are what `make gallery` shows.
-RECORDED = cpu-smollm2-replay a100-x8-glm53 cmp170hx-x3
+RECORDED = cpu-smollm2-replay a100-x8-glm53 cmp170hx-x3 h200-x1-replay
 
 # Live tests that measure nothing and start no server.
 BESIDE = tests/live/test_jupyterlab.py tests/live/test_patch_releases.py tests/live/test_patch_transport.py tests/live/test_site.py

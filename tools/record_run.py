@@ -44,7 +44,10 @@ def main(run_dir: Path, new_box: str) -> None:
 
     for arm in ("candidate", "baseline"):
         files.write_whole(report_dir / f"boot-{arm}.log", trim_log((run_dir / "servers" / f"{arm}-1.log").read_text()))
-    bench.write_samples(report_dir / "samples.jsonl", bench.read_samples(run_dir / "samples.jsonl"))
+    samples = bench.read_samples(run_dir / "samples.jsonl")
+    # Hundreds of streams make megabytes of times.
+    many = sum(len(s.itl_s) * s.output_tokens[0] for s in samples if s.output_tokens) > 100_000
+    bench.write_samples(report_dir / ("samples.jsonl.xz" if many else "samples.jsonl"), samples)
     probes.keep_answers(report_dir / "answers.jsonl", probes.read_answers(run_dir / "answers.jsonl"))
     files.write_json(report_dir / "readings.json", json.loads((run_dir / "readings.json").read_text()))
     # The diff is that of the tree which was patched; where the modules lay is the machine's own affair.

@@ -338,7 +338,7 @@ def run_model(arguments) -> int:
 
 def run_patches(arguments) -> int:
     """`fieldbook patches`."""
-    from . import params, patches, tables, terminal
+    from . import equality, params, patches, tables, terminal
 
     if arguments.tree and arguments.python:
         raise BadInput("patches: --tree and --python both name a package; give one of them")
@@ -351,8 +351,10 @@ def run_patches(arguments) -> int:
         rows = patches.as_rows(patches.status(tree, box))
         text = terminal.text_table(tables.defects_narrow(rows, with_box=box is not None))
         harm = "\n".join(f"{row['id']}: {row['effect']}" for row in rows if row["state"] not in patches.MENDED and (row["met_by_this_box"] or box is None))
+        seen = {name: line for name in patches.CATALOGUE if (line := equality.proof_line(name))}
         told = f"vLLM {patches.release(tree) or 'of unknown release'}\n{text}\n\n{harm or 'this box meets none that is open'}"
-        _print(arguments, {"vllm": patches.release(tree), "defects": rows}, told)
+        told += "".join(f"\n{name}, on hardware: {line}" for name, line in seen.items())
+        _print(arguments, {"vllm": patches.release(tree), "defects": rows, "hardware": seen}, told)
         return 0
     if not arguments.id and box is None and arguments.action != "revert":
         raise BadInput(f"patches {arguments.action}: name a patch with --id, or a box with --params; the catalogue has {', '.join(patches.CATALOGUE)}")

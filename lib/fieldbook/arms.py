@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from . import bench, bootlog, files, gates, memory, models, paths, probes, server, starting
+from . import bench, bootlog, ceilings, files, gates, memory, models, paths, probes, server, starting
 from .bench import Sample
 from .bootlog import BootLog
 from .budget import Gpus
@@ -22,7 +22,6 @@ from .schema import Probes
 from .splits import layout_name as layout_name  # the notebooks ask for it here
 from .station import Station
 from .strategy import strategy_of
-
 
 # Of a model whose weights are made up.
 NOT_ASKED = "Not asked: the weights are made up, so what the model answers means nothing."
@@ -51,8 +50,8 @@ def evidence(station: Station) -> str:
 
 def recorded_file(station: Station, name: str) -> Path:
     """A file of the recorded report. Raises BadInput when it is missing."""
-    file = paths.recorded_dir(station.params.box.name) / name
-    if not file.is_file():
+    file = paths.recorded_file(station.params.box.name, name)
+    if file is None:
         raise BadInput(f"data/reports/{station.params.box.name}/{name}: missing; a recorded box needs it")
     return file
 
@@ -248,7 +247,13 @@ def without_samples(station: Station) -> str:
 
 
 def pool_is_off(
-    params: Params, arm: Parallel | Baseline, layers: tuple[int, ...], predicted: int | None, logged: int | None, logged_gib: dict[int, float], gpus: Gpus | None
+    params: Params,
+    arm: Parallel | Baseline,
+    layers: tuple[int, ...],
+    predicted: int | None,
+    logged: int | None,
+    logged_gib: dict[int, float],
+    gpus: Gpus | None,
 ) -> bool:
     """Whether a logged pool is not what it has to be. Tokens; logged_gib: KV space of each stage by the log.
 
@@ -309,6 +314,11 @@ def record_speeds(station: Station, rows: list[dict[str, Any]], rounds: int) -> 
 def ceilings_tok_s(inventory_receipt: Receipt) -> dict[str, float]:
     """Ceilings of every metric, from the receipt of notebook 01."""
     return {key.removeprefix("measured_"): value for key, value in inventory_receipt.data["ceilings_tok_s"].items()}
+
+
+def at_measured(station: Station) -> dict[str, float]:
+    """ceilings.at_measured of the box in the receipt of notebook 01."""
+    return ceilings.at_measured(station.params, memory.model_spec(station.params.model.name), station.box())
 
 
 def boot_data(booted: Boot) -> dict[str, Any]:

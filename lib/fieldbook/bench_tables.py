@@ -14,14 +14,20 @@ Rows = list[dict[str, Any]]
 SHOWN_CHARS = 90
 
 
-def speeds(summary: Rows, ceilings_tok_s: dict[str, float]) -> Rows:
-    """Minimum, median and maximum of each point with its ceiling."""
+def speeds(summary: Rows, ceilings_tok_s: dict[str, float], reachable_tok_s: dict[str, float] | None = None) -> Rows:
+    """Minimum, median and maximum of each point with its ceiling, and its share of what the measured rates of memory and arithmetic would give."""
     rows = []
     for row in summary:
         ceiling = ceilings_tok_s.get(row["metric"])
-        share = f"{row['median'] / ceiling:.0%}" if row["median"] and ceiling else None
-        rows.append({key: row[key] for key in ("metric", "samples", "void", "min", "median", "max")} | {"ceiling": ceiling, "of ceiling": share})
+        told = {key: row[key] for key in ("metric", "samples", "void", "min", "median", "max")}
+        told |= {"ceiling": ceiling, "of ceiling": _share(row["median"], ceiling)}
+        told |= {"of measured rates": _share(row["median"], reachable_tok_s.get(row["metric"]))} if reachable_tok_s else {}
+        rows.append(told)
     return rows
+
+
+def _share(rate: float | None, most: float | None) -> str | None:
+    return f"{rate / most:.0%}" if rate and most else None
 
 
 def latencies(samples: list[Sample], metrics: list[str]) -> Rows:

@@ -7,6 +7,7 @@ import time
 from . import memory, paths
 from .errors import BadInput
 from .inventory import Inventory
+from .inventory.measure import WHAT
 from .params import Params
 from .spec import ModelSpec
 
@@ -71,7 +72,7 @@ def prefill_ceiling_tok_s(spec: ModelSpec, flops: float) -> float:
     return flops / (2 * memory.active_parameters(spec))
 
 
-def gpu_rates(params: Params, box: Inventory) -> tuple[float | None, float | None]:
+def gpu_rates(params: Params, spec: ModelSpec, box: Inventory) -> tuple[float | None, float | None]:
     """(bytes per second read, operations per second) of the fastest GPUs that an arm has ranks for, all together; None where a GPU is not in the tables.
 
     No layout can do more with as many of them, whichever way it divides the model.
@@ -81,8 +82,26 @@ def gpu_rates(params: Params, box: Inventory) -> tuple[float | None, float | Non
     ranks = max(params.parallel.ranks, params.verdict.baseline.ranks)
     reads, flops = [memory_gb_s(gpu)[0] for gpu in box.gpus], [tensor_tflops(gpu) for gpu in box.gpus]
     fastest = [sorted(rates, reverse=True)[:ranks] if rates and all(rates) else [] for rates in (reads, flops)]
-    # Eight-bit weights may be multiplied as such, at twice the rate.
-    return sum(fastest[0]) * 1e9 or None, 2 * sum(fastest[1]) * 1e12 or None
+    # Quantized weights may be multiplied as eight-bit numbers, at twice the rate.
+    return sum(fastest[0]) * 1e9 or None, (2 if spec.quantization else 1) * sum(fastest[1]) * 1e12 or None
+
+
+def at_measured(params: Params, spec: ModelSpec, box: Inventory) -> dict[str, float]:
+    """What each metric would be at the rates that notebook 01 measured on the box's GPUs: weights read as fast as a device copy reads and writes, all
+    arithmetic as fast as one large matrix product. Empty for a CPU, whose ceilings rest on a measured rate already, and where a GPU was not measured.
+
+    No bound: a copy is not the fastest way to read. A server that stays far below has something else in its way.
+    """
+    ranks = max(params.parallel.ranks, params.verdict.baseline.ranks)
+    found = {}
+    for what in ("copy", "product"):
+        rates = sorted((m.spread.median for m in box.measured if m.what == WHAT[what][0]), reverse=True)[:ranks]
+        found[what] = sum(rates) if len(rates) == ranks else None
+    if params.engine.device == "cpu" or None in found.values():
+        return {}
+    each, step = 1 + params.engine.draft_tokens, memory.step_bytes(spec, params.engine.dtype)
+    prefill = {f"prefill_{n}_tok_s": prefill_ceiling_tok_s(spec, found["product"] * 1e12) for n in params.benchmarks.prefill_tokens}
+    return prefill | {f"decode_c{n}_tok_s": each * n * found["copy"] * 1e9 / step for n in params.benchmarks.decode_concurrency}
 
 
 def of_box(params: Params, spec: ModelSpec, box: Inventory) -> dict[str, float]:
@@ -98,7 +117,7 @@ def by_metric(params: Params, spec: ModelSpec, read_bytes_s: float | None, flops
     read_bytes_s and flops are the processor's; they bound a server on the CPU. One on GPUs is bound by its cards, which `box` has.
     """
     if params.engine.device != "cpu":
-        read_bytes_s, flops = gpu_rates(params, box) if box else (None, None)
+        read_bytes_s, flops = gpu_rates(params, spec, box) if box else (None, None)
     # A step that drafts gives each stream at most the drafted tokens and one more.
     streams, each = params.benchmarks.decode_concurrency if read_bytes_s else [], 1 + params.engine.draft_tokens
     found = {f"prefill_{n}_tok_s": prefill_ceiling_tok_s(spec, flops) for n in params.benchmarks.prefill_tokens} if flops else {}

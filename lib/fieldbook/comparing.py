@@ -70,8 +70,9 @@ def read(where: str) -> Run:
             raise BadInput(f"{where}: its verdict was reached with other params than 06_benchmarks; {FINISH}")
         samples, answers = found.models("samples.jsonl", Sample), found.models("answers.jsonl", Answer)
     if measured.kind == "recorded" and not samples:
-        recorded = paths.recorded_dir(measured.box)
-        samples, answers = bench.read_samples(recorded / "samples.jsonl"), probes.read_answers(recorded / "answers.jsonl")
+        kept = {name: paths.recorded_file(measured.box, name) for name in ("samples.jsonl", "answers.jsonl")}
+        samples = bench.read_samples(kept["samples.jsonl"]) if kept["samples.jsonl"] else []
+        answers = probes.read_answers(kept["answers.jsonl"]) if kept["answers.jsonl"] else []
     if not samples:
         raise BadInput(f"{where}: no samples.jsonl in it, so there is nothing to compare")
     best = tuple(layout.data["layers_per_stage"])

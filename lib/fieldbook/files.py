@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import lzma
 import os
 import tempfile
 from pathlib import Path
@@ -38,18 +39,23 @@ def write_json(path: Path, value: Any) -> Path:
 
 
 def read_models(path: Path, model: type[Row], what: str) -> list[Row]:
-    """The rows of a JSON-lines file; none where there is no file. Raises BadInput, naming `what` they are, for one that is damaged or of another release."""
+    """The rows of a JSON-lines file, .xz or plain; none where there is no file.
+
+    Raises BadInput, naming `what` they are, for one that is damaged or of another release.
+    """
     if not path.is_file():
         return []
     try:
-        return [model.model_validate(json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except ValueError as error:
+        text = (lzma.decompress(path.read_bytes()) if path.suffix == ".xz" else path.read_bytes()).decode("utf-8")
+        return [model.model_validate(json.loads(line)) for line in text.splitlines() if line.strip()]
+    except (ValueError, lzma.LZMAError) as error:
         raise BadInput(f"{path}: no {what} of this release ({str(error).splitlines()[0]}); measure again") from None
 
 
 def write_models(path: Path, rows: list[Row]) -> Path:
-    """Write rows as JSON lines, whole."""
-    return write_whole(path, "".join(row.model_dump_json() + "\n" for row in rows))
+    """Write rows as JSON lines, whole; compressed where the name ends in .xz."""
+    text = "".join(row.model_dump_json() + "\n" for row in rows)
+    return write_whole(path, lzma.compress(text.encode()) if path.suffix == ".xz" else text)
 
 
 def sha256_of(path: Path) -> str:

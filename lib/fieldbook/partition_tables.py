@@ -24,6 +24,11 @@ def name(split: tuple[int, ...] | list[int]) -> str:
     return "+".join(f"{times}x{layers}" if times > 1 else str(layers) for layers, times in runs)
 
 
+def picked(split: tuple[int, ...] | list[int], splits: int) -> str:
+    """'41+37 of 77 splits'; of one stage there is nothing to pick."""
+    return f"{'+'.join(map(str, split))} of {splits:,} splits" if len(split) > 1 else f"one stage with all {split[0]} layers"
+
+
 def layers_text(layers: tuple[int, ...]) -> str | None:
     """'39, 40, 41', or None without any."""
     return ", ".join(map(str, layers)) or None

@@ -64,6 +64,12 @@ def recorded_dir(report_name: str) -> Path:
     return root() / "data" / "reports" / report_name
 
 
+def recorded_file(report_name: str, name: str) -> Path | None:
+    """A file of a report, or its .xz where only that is kept (`files.read_models` reads both); None where neither is there."""
+    plain = recorded_dir(report_name) / name
+    return next((file for file in (plain, Path(f"{plain}.xz")) if file.is_file()), None)
+
+
 def only_captured(box_name: str) -> bool:
     """Whether nothing of a run on a recorded box is here to show or to check: only its outputs were captured, or a report states what it is."""
     return not recorded_dir(box_name).is_dir() or (recorded_dir(box_name) / REPORTED_FIGURES).is_file()

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from . import arms, patches, server
+from . import arms, equality, patches, server
 from .errors import GateFailed
 from .params import Params
 from .patches import evidence
@@ -144,6 +144,17 @@ def prove(station: Station, wanted: list[str], arm: Parallel, layers_per_stage: 
     if not row["answers"]:
         raise GateFailed(f"{', '.join(wanted)}: the mended server still fails: {row['evidence']}")
     return Proof([*answers, {"defect": ", ".join(wanted), "code": "mended", **row}], live)
+
+
+def on_hardware(wanted: list[str]) -> Rows:
+    """What GPUs said of these patches, claim by claim; one line where none was asked."""
+    rows = [{"patch": claim.patch, **claim.row()} for name in wanted for claim in equality.of_patch(name)]
+    return rows or [{"hardware": "no GPU was asked about these" if wanted else "nothing is mended here"}]
+
+
+def hardware(wanted: list[str]) -> str:
+    """On which machine, with which vLLM, and how many claims held."""
+    return "; ".join(f"{name}: {line}" for name in wanted if (line := equality.proof_line(name)))
 
 
 def nothing_to_prove(station: Station) -> str:

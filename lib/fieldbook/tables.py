@@ -319,6 +319,9 @@ def server_facts(name: str, booted: "Boot") -> Rows:
     return pairs({"layout": name, "vLLM": booted.log.vllm_version, "model runner": booted.log.runner, "weights loaded, s": loads or None}, "", "boot log")
 
 
-def ceilings(limits: dict[str, float]) -> Rows:
-    """Ceiling of each metric; where there is none, what that means."""
-    return pairs(limits, "metric", "ceiling, tok/s") or [{"metric": "none", "why": "the rates of this box's processor or GPUs are not known"}]
+def ceilings(limits: dict[str, float], reachable: dict[str, float]) -> Rows:
+    """Ceiling of each metric, and what it would be at the measured rates, where there are any; where there is no ceiling, what that means."""
+    rows = pairs(limits, "metric", "ceiling, tok/s")
+    if reachable:
+        rows = [row | {"at the measured rates, tok/s": reachable.get(row["metric"])} for row in rows]
+    return rows or [{"metric": "none", "why": "the rates of this box's processor or GPUs are not known"}]

@@ -50,7 +50,7 @@ def named(layouts: dict[str, str]) -> dict[str, str]:
 
 def has_samples(station: Station) -> bool:
     """Whether there is anything to compare: a live box measures, of a recorded one there must be samples."""
-    return station.live or (paths.recorded_dir(station.params.box.name) / "samples.jsonl").is_file()
+    return station.live or paths.recorded_file(station.params.box.name, "samples.jsonl") is not None
 
 
 def need_samples(station: Station) -> None:

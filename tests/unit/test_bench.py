@@ -6,12 +6,15 @@ import math
 import time
 
 import pytest
+from samples import boot_of
 
 from fieldbook import bench, bench_tables, ceilings, memory, paths
 from fieldbook.bench import checks, conditions, counters, measuring, prompts, rates
 from fieldbook.bench.target import Target
 from fieldbook.errors import BadInput, GateFailed
-from fieldbook.inventory.model import Gpu, Host, Inventory
+from fieldbook.inventory.measure import WHAT
+from fieldbook.inventory.model import Gpu, Host, Inventory, Measurement, Spread
+from fieldbook.spec import Quantization
 
 
 def steady(start, ttft, gap, events):
@@ -449,11 +452,57 @@ def test_gpus_bound_by_their_data_sheets(changed):
     # Two ranks: the two fastest cards, 2 x 4,800 GB/s with the margin of a quarter, over 269,030,016 bytes of bfloat16 a step.
     found = ceilings.by_metric(changed({"engine.device": "cuda", "engine.dtype": "bfloat16"}), spec, 1.0, 1.0, box)
     assert found["decode_c1_tok_s"] == pytest.approx(1.25 * 9.6e12 / 269_030_016, rel=1e-3)
-    # 2 x 990 TFLOP/s, twice that for eight-bit weights, over two operations for each of 106,202,880 parameters.
-    assert found["prefill_128_tok_s"] == pytest.approx(2 * 2 * 990e12 / (2 * 106_202_880))
+    # 2 x 990 TFLOP/s over two operations for each of 106,202,880 parameters; twice that where the weights are quantized, perhaps to eight bits.
+    assert found["prefill_128_tok_s"] == pytest.approx(2 * 990e12 / (2 * 106_202_880))
+    quantized = dataclasses.replace(spec, quantization=Quantization("fp8", 8, "float", "tensor"))
+    assert ceilings.gpu_rates(changed({"engine.device": "cuda"}), quantized, box) == (9.6e12, 4 * 990e12)
     # A card that no table has: nothing is bound, and nothing void.
     unknown = Inventory.model_construct(gpus=[*box.gpus, Gpu(index=3, name="Graphics Device")])
     assert ceilings.by_metric(changed({"engine.device": "cuda"}), spec, 1.0, 1.0, unknown) == {}
+
+
+def test_what_the_measured_rates_of_the_cards_would_give(changed):
+    spec = memory.model_spec("smollm2-135m-instruct")
+
+    def rate(quantity, gpu, value):
+        what, unit = WHAT[quantity]
+        return Measurement(what=what, where=f"GPU {gpu}", unit=unit, size_bytes=1, spread=Spread(min=1, median=value, max=9999, samples=7))
+
+    cards = [Gpu(index=i, name="NVIDIA H200") for i in range(3)]
+    measured = [rate("copy", i, value) for i, value in enumerate((4000.0, 3000.0, 1000.0))] + [rate("product", i, 700.0) for i in range(3)]
+    box = Inventory.model_construct(gpus=cards, measured=measured)
+    on_gpus = changed({"engine.device": "cuda", "engine.dtype": "bfloat16"})
+    # Two ranks: the two fastest, 7,000 GB/s over 269,030,016 bytes a step; 1,400 TFLOP/s over 212,405,760 operations a token. No margin.
+    found = ceilings.at_measured(on_gpus, spec, box)
+    assert found["decode_c1_tok_s"] == pytest.approx(7e12 / 269_030_016, rel=1e-3) and found["decode_c4_tok_s"] == pytest.approx(4 * found["decode_c1_tok_s"])
+    assert found["prefill_128_tok_s"] == pytest.approx(1.4e15 / 212_405_760)
+    # A card that was not measured, or a CPU: nothing is said.
+    assert ceilings.at_measured(on_gpus, spec, Inventory.model_construct(gpus=cards, measured=measured[:1])) == {}
+    assert ceilings.at_measured(changed(), spec, box) == {}
+    row = {"metric": "decode_c1_tok_s", "samples": 6, "void": 0, "min": 1.0, "median": 6.5e3, "max": 2.0}
+    assert bench_tables.speeds([row], {"decode_c1_tok_s": 13e3}, {"decode_c1_tok_s": 26e3})[0] | row == row | {
+        "ceiling": 13e3, "of ceiling": "50%", "of measured rates": "25%",
+    }  # fmt: skip
+    assert "of measured rates" not in bench_tables.speeds([row], {"decode_c1_tok_s": 13e3}, {})[0]
+
+
+def test_times_are_kept_in_whole_microseconds_and_rates_come_from_what_is_kept():
+    starts, ttfts, gaps = rates.in_microseconds([100.25, 100.0000004], [0.1234567, 0.5], [[0.0100004, 0.0099996], []])
+    assert (starts, ttfts, gaps) == ([0.25, 0.0], [0.123457, 0.5], [[0.01, 0.01], []])
+
+
+def test_samples_are_read_packed_as_well(tmp_path, monkeypatch):
+    monkeypatch.setattr(paths, "recorded_dir", lambda name: tmp_path / name)
+    (tmp_path / "box").mkdir()
+    assert paths.recorded_file("box", "samples.jsonl") is None
+    one = boot_of("candidate", 1, 70.0, ["decode_c1_tok_s"])
+    packed = bench.write_samples(tmp_path / "box" / "samples.jsonl.xz", one) or tmp_path / "box" / "samples.jsonl.xz"
+    assert paths.recorded_file("box", "samples.jsonl") == packed and bench.read_samples(packed) == one
+    packed.write_bytes(b"no archive")
+    with pytest.raises(BadInput, match="no samples of this release"):
+        bench.read_samples(packed)
+    bench.write_samples(tmp_path / "box" / "samples.jsonl", one)
+    assert paths.recorded_file("box", "samples.jsonl").name == "samples.jsonl"
 
 
 def test_a_box_of_which_only_outputs_were_captured_has_no_ceilings(changed):

@@ -131,6 +131,11 @@ OBSERVED = {
         (DENSE_8B, [32], 0), dict(total_bytes=round(139.80 * GIB), gpu_memory_utilization=0.92, max_num_seqs=1024),
         dict(loaded=15.0, non_torch=0.80, activation=0.84, graphs=0.92, peak=1.76, available=111.05),
     ),
+    # The same on another day: the first boot compiles, and the four after it are as above.
+    "dense 8B, H200, nothing compiled yet": (
+        (DENSE_8B, [32], 0), dict(total_bytes=round(139.80 * GIB), gpu_memory_utilization=0.92, max_num_seqs=1024),
+        dict(loaded=15.0, non_torch=0.80, graphs=0.92, peak=1.99, available=110.82),
+    ),
     # shared/captures/h200-boot/dsa-12-layers-bf16.log: consumed 3.21, weights 2.66, non-KV memory 4.98; eager.
     "sparse 12 layers, H200": (
         (DSA_12, [12], 0), dict(total_bytes=round(139.80 * GIB), gpu_memory_utilization=0.9, enforce_eager=True),
@@ -157,8 +162,8 @@ def test_estimates_lie_within_their_stated_error_of_real_logs(name):
     assert (b.weights_bytes + b.buffers_bytes) / GIB == pytest.approx(seen["loaded"], rel=0.001, abs=0.005)
     ours = dict(non_torch=b.non_torch_bytes, activation=b.activation_bytes, graphs=b.graphs_bytes, peak=b.activation_bytes + b.graphs_bytes)
     misses = {key: abs(seen[key] * GIB - size) / size for key, size in ours.items() if key in seen and size}
-    # What budget.ERROR's comment says of them.
-    assert max(misses.values()) <= 0.32 < budget.ERROR, misses
+    # What the comment of budget.ERROR says of them.
+    assert max(misses.values()) <= 0.19 < budget.ERROR, misses
     together = b.other_bytes - b.buffers_bytes
     assert abs((seen["non_torch"] + seen["peak"]) * GIB - together) <= 0.145 * together < b.error_bytes
     assert abs(b.available_bytes / GIB - seen["available"]) * GIB <= b.error_bytes
@@ -168,6 +173,7 @@ def test_the_logs_own_arithmetic_is_the_budgets():
     """Requested less consumed less the peak with graphs is what the log calls available, to the second decimal."""
     for requested, consumed, peak, available in (
         (128.62, 15.80, 1.76, 111.05),
+        (128.62, 15.80, 1.99, 110.82),
         (125.82, 3.21, 1.77, 120.84),
         (75.29, 50.98, 2.36, 21.95),
         (75.29, 56.53, 3.20, 15.56),

@@ -5,11 +5,13 @@ import json
 from types import SimpleNamespace
 
 import pytest
+from conftest import ROOT
 from samples import answer, boot_of
 
 from fieldbook import arms, bench, bootlog, causal, files, inventory, probes, station, trial, verdict_tables
+from fieldbook import params as params_module
 from fieldbook.arms import Boot
-from fieldbook.budget import Budget
+from fieldbook.budget import Budget, Gpus
 from fieldbook.errors import GateFailed, NoSamples
 
 METRICS = ["prefill_128_tok_s", "prefill_512_tok_s", "decode_c1_tok_s", "decode_c4_tok_s"]
@@ -118,7 +120,7 @@ def test_the_steps_in_order_and_what_they_leave(faked):
     assert all(left[step]["params_hash"] == planned.station.params.hash and left[step]["done"] for step in trial.STEPS)
     assert all(left[step]["started_at"] <= left[step]["ended_at"] for step in trial.STEPS)
     assert left["preflight"]["data"]["pools"] == POOLS and left["boot"]["data"]["pool"] == {"predicted": 46592, "logged": 46592, "residual": 0}
-    assert left["control"]["data"]["boots"]["baseline-2"] == {"name": "baseline-2", "pool_tokens": 23296, "vllm": None, "ready_s": 12.3}
+    assert left["control"]["data"]["boots"]["baseline-2"] == {"name": "baseline-2", "pool_tokens": 23296, "vllm": None, "ready_s": 12.3, "available_kv_gib": {}}
     assert left["verdict"]["data"]["answer"] == "slower" and left["verdict"]["data"]["not_interleaved"] is False
     # The candidate was asked twice: by notebook 06 and on its fresh boot.
     assert found.counts["candidate"]["degeneration/en"] == [0, 24]
@@ -255,3 +257,19 @@ def test_a_recorded_box_without_samples_says_so_in_one_line(opened, monkeypatch,
     for step in ("control", "boot", "verify", "verdict"):
         with pytest.raises(NoSamples, match="data/reports/nobody-s-box/samples.jsonl: no samples were recorded"):
             trial.FUNCTIONS[step](planned)
+
+
+def test_a_pool_is_held_against_the_logs_own_kv_space_where_the_first_figure_was_an_estimate():
+    """On a GPU the space is estimated before the launch: the verdict must not fail for the estimate, and must for arithmetic that does not come out."""
+    asked = params_module.load(ROOT / "params" / "h200-x1.yml")
+    cards = Gpus((143_155 * 2**20,))
+
+    def off(predicted, logged, space):
+        return arms.pool_is_off(asked, asked.verdict.baseline, (32,), predicted, logged, space, cards)
+
+    assert not off(910_512, 909_728, {0: 111.05})
+    assert off(910_512, 907_856, {0: 111.05}) and not off(910_512, 907_856, {0: 110.82})
+    # What the log does not tell, or nobody predicted, is not held against anything; what came out as predicted needs no log.
+    assert not off(910_512, 907_856, {}) and not off(None, 1, {}) and not off(910_512, None, {0: 1.0}) and not off(5, 5, {0: 111.05})
+    by_hand = asked.model_copy(update={"engine": asked.engine.model_copy(update={"kv_cache_gib_per_rank": 8})})
+    assert arms.pool_is_off(by_hand, asked.parallel, (32,), 65_536, 65_520, {}, cards)

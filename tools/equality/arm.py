@@ -29,8 +29,8 @@ def cache_of(llm) -> dict:
     config = llm.llm_engine.vllm_config.cache_config
     found = {"blocks": config.num_gpu_blocks, "block_size_tokens": config.block_size, "dtype": str(config.cache_dtype)}
     plan = llm.llm_engine.engine_core.engine_core.scheduler.kv_cache_config
-    groups = [{"layers": len(g.layer_names), "kind": type(g.kv_cache_spec).__name__, "page_bytes": g.kv_cache_spec.page_size_bytes} for g in plan.kv_cache_groups]
-    return found | {"groups": groups}
+    groups = [(len(group.layer_names), group.kv_cache_spec) for group in plan.kv_cache_groups]
+    return found | {"groups": [{"layers": n, "kind": type(spec).__name__, "page_bytes": spec.page_size_bytes} for n, spec in groups]}
 
 
 def runs_of(llm, asked: dict) -> list[dict]:

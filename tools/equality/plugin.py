@@ -25,7 +25,7 @@ def register() -> None:
     register.done = True
     for word in wanted:
         name, _, value = word.partition("=")
-        {"weights": weights, "sorted": sorted_indices, "one-card": one_card, "space": space, "state": lambda: other_state(value)}[name]()
+        {"weights": weights, "sorted": sorted_indices, "one-card": one_card, "space": space, "state": other_state}[name](*filter(None, [value]))
 
 
 def weights() -> None:

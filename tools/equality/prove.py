@@ -5,10 +5,12 @@ process of its own (arm.py), over a copy of the package in which Fieldbook has m
 ended, in its own words. What follows from them is said by `fieldbook.equality`, which needs no GPU.
 
 PLAN: {python, tree, work, ranks (processes at once), common: {...}, arms: {NAME: {model, tensor, pipeline, split, patches, alone, engine, env, lengths,
-tokens, repetitions, together, timed, equality}}}. `alone` takes the patches without those that the catalogue bundles with them.
+tokens, repetitions, together, timed, exclusive, equality}}}. `alone` takes the patches without those that the catalogue bundles with them; `exclusive` runs
+with nothing else on the machine.
 """
 
 import argparse
+import contextlib
 import hashlib
 import json
 import os
@@ -31,7 +33,7 @@ from fieldbook.patches import editing, store  # noqa: E402
 HERE = Path(__file__).resolve().parent
 DEFAULTS = {
     "tensor": 1, "pipeline": 1, "split": [], "patches": [], "alone": False, "engine": {}, "env": {}, "lengths": [200], "tokens": 24, "repetitions": 1,
-    "together": False, "timed": False, "equality": "weights",
+    "together": False, "timed": False, "exclusive": False, "equality": "weights",
 }  # fmt: skip
 LONGEST_S = 280
 
@@ -71,8 +73,9 @@ def plant(work: Path) -> Path:
     """The folder with the plugin as an installed distribution."""
     folder = work / "plugin"
     files.write_whole(folder / "fieldbook_equality.py", (HERE / "plugin.py").read_bytes())
-    files.write_whole(folder / "fieldbook_equality-1.dist-info" / "METADATA", "Metadata-Version: 2.1\nName: fieldbook_equality\nVersion: 1\n")
-    files.write_whole(folder / "fieldbook_equality-1.dist-info" / "entry_points.txt", "[vllm.general_plugins]\nfieldbook_equality = fieldbook_equality:register\n")
+    about = folder / "fieldbook_equality-1.dist-info"
+    files.write_whole(about / "METADATA", "Metadata-Version: 2.1\nName: fieldbook_equality\nVersion: 1\n")
+    files.write_whole(about / "entry_points.txt", "[vllm.general_plugins]\nfieldbook_equality = fieldbook_equality:register\n")
     return folder
 
 
@@ -114,10 +117,8 @@ def ended(running: dict) -> dict | None:
 
 def stop(process: subprocess.Popen) -> None:
     """End the process and all that it started, which share its group."""
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     process.wait()
 
 
@@ -157,7 +158,7 @@ def main() -> None:
         busy = sum(one["arm"]["tensor"] * one["arm"]["pipeline"] for one in running.values())
         for name, arm in list(waiting.items()):
             ranks = arm["tensor"] * arm["pipeline"]
-            alone = arm["timed"] or any(one["arm"]["timed"] for one in running.values())
+            alone = arm["exclusive"] or any(one["arm"]["exclusive"] for one in running.values())
             if (alone and running) or busy + ranks > max(plan["ranks"], ranks):
                 break
             running[name] = start(name, waiting.pop(name), plan, work, plugin, out)

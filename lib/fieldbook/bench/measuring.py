@@ -13,7 +13,7 @@ from ..schema import Benchmarks
 from . import checks, counters, prompts
 from .checks import Asked
 from .conditions import Conditions
-from .rates import decode_tok_s
+from .rates import decode_tok_s, in_microseconds
 from .samples import Sample, read_samples, write_samples
 from .target import Target, count_tokens
 
@@ -64,10 +64,8 @@ def measure_point(target: Target, run: Run, asked: Asked, seeds: list[str], ceil
         result = run(arguments(target, asked), texts)
     counted = counters.read_after(target, before, asked.streams).since(before)
     spoken = [count_tokens(target, prompt=text, add_special_tokens=False) if text else 0 for text in result["generated_texts"]]
-    if asked.is_prefill:
-        value = asked.prompt_tokens / result["ttfts"][0] if result["ttfts"][0] > 0 else 0.0
-    else:
-        value = decode_tok_s(result["start_times"], result["ttfts"], result["itls"], result["output_lens"])
+    starts, ttfts, gaps = in_microseconds(result["start_times"], result["ttfts"], result["itls"])
+    value = (asked.prompt_tokens / ttfts[0] if ttfts[0] > 0 else 0.0) if asked.is_prefill else decode_tok_s(starts, ttfts, gaps, result["output_lens"])
     conditions = watch.document()
     return Sample(
         **place,
@@ -76,9 +74,9 @@ def measure_point(target: Target, run: Run, asked: Asked, seeds: list[str], ceil
         started_at=started_at,
         server_started_at_s=counters.started_at_s(metrics),
         value_tok_s=value,
-        ttft_s=result["ttfts"],
-        itl_s=result["itls"],
-        start_s=[moment - min(result["start_times"]) for moment in result["start_times"]],
+        ttft_s=ttfts,
+        itl_s=gaps,
+        start_s=starts,
         output_tokens=result["output_lens"],
         prompt_tokens=result["input_lens"],
         text_tokens=spoken,

@@ -23,6 +23,12 @@ def decode_tok_s(start_s: list[float], ttft_s: list[float], itl_s: list[list[flo
     return tokens / (closes - opens)
 
 
+def in_microseconds(start_s: list[float], ttft_s: list[float], itl_s: list[list[float]]) -> tuple[list[float], list[float], list[list[float]]]:
+    """The same times from the first start on, in whole microseconds: no clock of a client is finer, and what is kept is what a rate is worked out from."""
+    begin = min(start_s, default=0.0)
+    return [round(s - begin, 6) for s in start_s], [round(s, 6) for s in ttft_s], [[round(gap, 6) for gap in gaps] for gaps in itl_s]
+
+
 def stream_tok_s(itl_s: list[list[float]], output_tokens: list[int]) -> list[float]:
     """Decode rate of each stream alone, first token to last; streams of one token have none."""
     return [(count - 1) / sum(gaps) for gaps, count in zip(itl_s, output_tokens, strict=True) if count > 1 and sum(gaps) > 0]

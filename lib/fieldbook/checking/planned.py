@@ -149,7 +149,7 @@ def partition_verdict(run: Run, key: str) -> Found:
     plan, chosen = found.plan, found.chosen
     gain = chosen.pool_tokens / ledger.figures["pool_tokens_predicted"].value - 1
     versus = "vLLM's own split" if chosen.is_default else f"{gain:+.1%} pool against vLLM's own split"
-    line = f"{'+'.join(map(str, chosen.layers_per_stage))} of {plan.looked_at:,} splits: {chosen.pool_tokens:,} tokens, {versus}"
+    line = f"{partition_tables.picked(chosen.layers_per_stage, plan.looked_at)}: {chosen.pool_tokens:,} tokens, {versus}"
     line += f"; best is {partition_tables.name(plan.best.layers_per_stage)}" if chosen != plan.best else ""
     return Found(f"Must not be served: {found.refused}. {line}" if found.refused else line, "layouts.study of params and inventory")
 

@@ -92,8 +92,9 @@ class Run:
         box = next(iter(self.receipts.values())).box if self.receipts else self.asked.box.name
         kind = next((receipt.kind for receipt in self.receipts.values()), "live")
         # The box's name comes out of a stranger's receipt.
-        if kind == "recorded" and re.fullmatch(r"[a-z0-9][a-z0-9._-]*", box) and (paths.recorded_dir(box) / name).is_file():
-            return paths.recorded_dir(box) / name
+        kept = paths.recorded_file(box, name) if kind == "recorded" and re.fullmatch(r"[a-z0-9][a-z0-9._-]*", box) else None
+        if kept:
+            return kept
         raise CannotTell(f"{name} is missing" + (f", and this checkout has no data/reports/{box}/{name}" if kind == "recorded" else ""))
 
     def told(self, name: str) -> str:

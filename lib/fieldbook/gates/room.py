@@ -1,7 +1,7 @@
 """Gates of memory and disk: weights and KV cache on the cards, weights on the host, files and shared memory."""
 
 from .. import memory
-from ..budget import NON_TORCH_BYTES, requested_bytes
+from ..budget import COMPILED_BYTES, NON_TORCH_BYTES, requested_bytes
 from ..schema import Params, Ranks
 from .ruling import Launch, Ruling
 
@@ -93,13 +93,13 @@ def device_memory(launch: Launch) -> Ruling | None:
         text = f"GPU {gpu.index} has {(total - used) / GIB:.2f} GiB free, and vLLM will ask for {asked / GIB:.2f}"
         if total - used < asked:
             short.append(text)
-        elif total - used - NON_TORCH_BYTES < asked:
+        elif total - used - NON_TORCH_BYTES - COMPILED_BYTES < asked:
             close.append(text)
     ways = ("stop what uses the card (see the gate of foreign processes)", "lower engine.gpu_memory_utilization")
     if short:
         return Ruling("refuse", "; ".join(short), "NVML; v1/worker/utils.py:request_memory", ways)
     if close:
-        reason = f"{'; '.join(close)}, after the context and NCCL have taken some {NON_TORCH_BYTES / GIB:.1f} GiB"
+        reason = f"{'; '.join(close)}, after the context and NCCL have taken some {(NON_TORCH_BYTES + COMPILED_BYTES) / GIB:.1f} GiB"
         return Ruling("warn", reason, "NVML; v1/worker/utils.py:request_memory", ways)
     return Ruling("pass", "every card has vLLM's share free", "NVML")
 

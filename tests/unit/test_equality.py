@@ -1,0 +1,137 @@
+"""Token for token: what hardware said, and that the ledger knew every pool beforehand. All from data/boxes/h200-x1/equality.json, without a GPU."""
+
+import copy
+import json
+
+import pytest
+import yaml
+from conftest import ROOT
+
+from fieldbook import equality, patches, paths, proofs
+from fieldbook.errors import BadInput
+
+BOX = "h200-x1"
+
+
+def run(tokens, logprobs=None, prompt=200):
+    return {"repetition": 0, "prompt_tokens": prompt, "tokens": tokens, "logprobs": logprobs or [-1.0] * len(tokens)}
+
+
+def arm(*runs, **more):
+    return {"outcome": "ran", "runs": list(runs), **more}
+
+
+def test_likeness_by_hand():
+    one, other = arm(run([1, 2, 3, 4]), run([5, 6])), arm(run([1, 2, 9, 4], [-1.0, -1.5, -1.0, -1.0]), run([5, 6]))
+    found = equality.likeness(one, other)
+    assert (found.same, found.tokens, found.logprob_difference) == (5, 6, 0.5)
+    assert found.shown() == "5 of 6 tokens, log-probabilities at most 0.5 apart"
+    assert equality.likeness(one, one).shown() == "6 of 6 tokens, log-probabilities identical"
+
+
+@pytest.mark.parametrize("other", [arm(run([1, 2])), arm(run([1, 2]), run([3], prompt=201)), arm(run([1, 2]), run([3, 4]))])
+def test_arms_that_were_asked_other_things_are_not_compared(other):
+    with pytest.raises(BadInput, match="asked different prompts"):
+        equality.likeness(arm(run([1, 2]), run([3])), other)
+
+
+def judge(expect, candidate, **more):
+    arms = {"ref": arm(run([1, 2, 3, 4])), "cand": candidate}
+    return equality.judged({"says": "x", "arm": "cand", "like": "ref", "expect": expect, **more}, arms, BOX)
+
+
+def test_a_claim_can_fail_either_way():
+    equal, near = arm(run([1, 2, 3, 4])), arm(run([1, 2, 3, 4], [-1.0, -1.0, -1.0, -1.01]))
+    half, wrong = arm(run([1, 2, 9, 9])), arm(run([9, 9, 9, 4]))
+    assert [judge("same", one).holds for one in (equal, near, half, wrong)] == [True, False, False, False]
+    assert judge("same", near, apart=0.02).holds and not judge("same", half, apart=9.0).holds
+    # Half of the tokens is not yet other text; one token is a difference.
+    assert [judge("other", one).holds for one in (equal, half, wrong)] == [False, False, True]
+    assert [judge("differs", one).holds for one in (equal, half, wrong)] == [False, True, True]
+    died = {"outcome": "ended with status 1", "error": "StopIteration in allocate_kv_cache"}
+    assert [judge("ends", one, words="StopIteration").holds for one in (died, equal)] == [True, False]
+    assert not judge("ends", {**died, "error": "CUDA out of memory"}, words="StopIteration").holds
+    failed = judge("same", died)
+    assert failed.holds is False and failed.measured == "cand ended with status 1: StopIteration in allocate_kv_cache"
+
+
+def test_an_arm_that_has_not_run_says_nothing():
+    found = equality.judged({"says": "x", "arm": "a", "like": "b", "expect": "same"}, {"a": arm(run([1]))}, BOX)
+    assert found.holds is None and found.measured == "not run: b" and found.row()["holds"] is None
+
+
+def test_every_claim_that_was_tried_holds():
+    claims = equality.claims_of(BOX)
+    assert [f"{claim.says}: {claim.measured}" for claim in claims if claim.holds is False] == []
+    assert sum(claim.holds is True for claim in claims) >= 25
+
+
+def test_relay_and_sums_give_one_ranks_tokens_and_stock_does_not():
+    """The figures of the run on the H200: 144 tokens of each arm, 24 for each of three prompts, twice."""
+    told = {claim.says: claim.measured for name in ("index-relay", "tp-partial") for claim in equality.of_patch(name)}
+    exact = "144 of 144 tokens, log-probabilities identical"
+    for says in ("relayed, 4+8", "relayed, 9+3", "relayed, 4+8, 8-bit cache", "relayed, 4+8, CUDA graphs", "summed, TP2, 6+6", "summed and relayed, TP2, 4+8"):
+        assert told[says] == exact
+    assert told["stock, cut 4+8 through sharing layers"].startswith("5 of 144 tokens")
+    assert told["stock, TP2, clean cut 6+6"].startswith("2 of 144 tokens")
+    assert proofs.on_hardware(["index-relay"])[0]["patch"] == "index-relay" and "claims hold" in proofs.hardware(["index-relay", "cpu-eager-pp"])
+    assert proofs.on_hardware(["cpu-eager-pp"]) == [{"hardware": "no GPU was asked about these"}]
+
+
+RAN = {name: one for name, one in equality.read(BOX)["arms"].items() if equality.blocks(one) is not None}
+
+
+@pytest.mark.parametrize("name", RAN)
+def test_the_ledger_knows_every_pool_to_the_block(name):
+    """Blocks and block size by vLLM 0.30.0 on the H200: 2 GiB set by hand, or bytes that its own profiling left."""
+    found = RAN[name]["cache"]
+    assert equality.blocks(RAN[name]) == {"blocks": found["blocks"], "block_size_tokens": found["block_size_tokens"]}
+
+
+def test_pages_of_a_recurrent_state_in_two_types():
+    """The state page is what blocks of attention are stretched to: 528 tokens for float32, 272 for bfloat16; pages of 1,081,344 and 557,056 bytes."""
+    arms = equality.read(BOX)["arms"]
+    seen = {name: (arms[name]["cache"]["block_size_tokens"], arms[name]["cache"]["groups"][0]["page_bytes"]) for name in ("q4-pp1-again", "q4-pp1-state-bf16")}
+    assert seen == {"q4-pp1-again": (528, 1_081_344), "q4-pp1-state-bf16": (272, 557_056)}
+    # Two stages that disagree start all the same; the engine takes the smaller block.
+    assert arms["q4-pp2-state-mixed"]["outcome"] == "ran" and arms["q4-pp2-state-mixed"]["cache"]["block_size_tokens"] == 272
+
+
+def test_the_edits_that_ran_are_those_of_the_catalogue():
+    for name, one in equality.read(BOX)["arms"].items():
+        asked = one["patches"] if one["alone"] else patches.catalogue.bundles_of(one["patches"])
+        may = {site.file for patch in asked for site in patches.CATALOGUE[patch].sites if site.edit}
+        assert set(one["edited"]) <= may and bool(one["edited"]) == bool(asked), name
+
+
+def test_the_file_follows_the_plan():
+    plan = yaml.safe_load((ROOT / "tools" / "equality" / "h200-x1.yml").read_text())
+    found = equality.read(BOX)
+    assert found["claims"] == plan["claims"] and set(found["arms"]) <= set(plan["arms"])
+    named = {one for claim in plan["claims"] for one in (claim["arm"], claim.get("like")) if one}
+    assert named <= set(plan["arms"])
+    assert {claim["patch"] for claim in plan["claims"] if "patch" in claim} <= set(patches.CATALOGUE)
+
+
+def test_a_damaged_file_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.setattr(paths, "box_data_dir", lambda box: tmp_path / box)
+    (tmp_path / "b").mkdir()
+    for text in ("no json", "[]", json.dumps({"machine": "x"})):
+        (tmp_path / "b" / equality.FILE).write_text(text)
+        equality._read.cache_clear()
+        with pytest.raises(BadInput, match="data/boxes/b/equality.json: cannot be read"):
+            equality.claims_of("b")
+
+
+def test_prompts_of_a_comparison_differ_only_in_what_the_arm_is(monkeypatch):
+    """Two arms of the plan that a claim compares are asked the same: lengths, tokens, repetitions, and all prompts together or not."""
+    monkeypatch.syspath_prepend(str(ROOT / "tools" / "equality"))
+    import prove
+
+    plan = yaml.safe_load((ROOT / "tools" / "equality" / "h200-x1.yml").read_text())
+    arms = prove.arms_of(copy.deepcopy(plan), [])
+    for claim in (one for one in plan["claims"] if "like" in one):
+        asked = [[arms[one][key] for key in ("model", "lengths", "tokens", "repetitions", "together")] for one in (claim["arm"], claim["like"])]
+        assert asked[0] == asked[1], claim["says"]
+    with pytest.raises(SystemExit, match="a: unknown tensr; an arm has model, tensor"):
+        prove.arms_of({"arms": {"a": {"model": "m", "tensr": 2}}}, [])
