@@ -10,7 +10,7 @@ export DO_NOT_TRACK = 1
 # The walk's stdout as it is, then the path of its report; a failed walk leaves a report too.
 LAST_LINE = import json, sys; text = sys.stdin.read().rstrip(); print(text); print(json.loads(text.splitlines()[-1])["report"])
 
-# Boxes that replay without a server; the two field reports among them are what `make gallery` shows.
+# Boxes that replay without a server; the two field reports and the H200 among them are what `make gallery` shows.
 RECORDED = cpu-smollm2-replay a100-x8-glm53 cmp170hx-x3 h200-x1-replay
 
 # Live tests that measure nothing and start no server.
@@ -24,9 +24,9 @@ report: setup
 	[ $$status -ne 0 ] || { echo "make report: the walk named no report" >&2; status=1; }; \
 	exit $$status
 
-# Two published field reports, walked without a GPU: what a finished report looks like.
+# Two published field reports and a recorded run of an H200, walked without a GPU: what a finished report looks like.
 gallery: setup
-	@$(PY) -m fieldbook run params/cmp170hx-x3.yml >/dev/null && $(PY) -m fieldbook run params/a100-x8-glm53.yml >/dev/null && echo reports/index.html
+	@for box in cmp170hx-x3 a100-x8-glm53 h200-x1-replay; do $(PY) -m fieldbook run params/$$box.yml >/dev/null || exit 1; done; echo reports/index.html
 
 # Makes the golden notebooks again and says cell by cell what changed.
 golden: setup-test

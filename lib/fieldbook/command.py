@@ -50,8 +50,12 @@ class CommandLine:
 
     def _words(self) -> list[str]:
         """argv without machine paths and secrets."""
-        root = str(paths.root()) + "/"
-        return [word.replace(root, "") for word in without_secrets(list(self.argv))]
+        # A cache that was moved is told as where it would be.
+        places = {str(paths.models_cache_dir()): str(paths.models_cache_dir(moved=False)), str(paths.root()) + "/": ""}
+        words = without_secrets(list(self.argv))
+        for place, told in places.items():
+            words = [word.replace(place, told) for word in words]
+        return words
 
 
 def _shown(key: str, value: str) -> str:

@@ -80,6 +80,11 @@ def model_config_dir(model_name: str) -> Path:
     return root() / "data" / "models" / model_name
 
 
+def models_cache_dir(moved: bool = True) -> Path:
+    """Where weights are made, a folder that git ignores; FIELDBOOK_MODEL_CACHE moves it."""
+    return Path((os.environ.get("FIELDBOOK_MODEL_CACHE") if moved else "") or root() / "data" / "models" / "cache")
+
+
 def model_weights_dir(model_name: str) -> Path:
-    """Converted weights; a cache that git ignores."""
-    return Path(os.environ.get("FIELDBOOK_MODEL_CACHE") or root() / "data" / "models" / "cache") / model_name
+    """Weights of one model in the cache."""
+    return models_cache_dir() / model_name

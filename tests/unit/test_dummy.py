@@ -125,3 +125,10 @@ def test_the_checkpoint_gate_says_that_there_is_none(changed):
     facts = SimpleNamespace(checkpoint="", checkpoint_doubt="", checkpoint_pending=told)
     ruling = machine.checkpoint(SimpleNamespace(facts=facts, params=changed(DENSE)))
     assert ruling.result == "not checked" and ruling.reason == told and ruling.ways_out == ()
+
+
+def test_a_moved_cache_is_not_told_in_a_command_line(changed, cache):
+    line = command.command_line(changed(DENSE), changed(DENSE).parallel, (32,), 0)
+    assert str(cache / "dense-8b-shape") in line.argv
+    assert "--model data/models/cache/dense-8b-shape" in line.shown() and str(cache) not in line.shown()
+    assert "data/models/cache/dense-8b-shape" in line.document()["argv"]

@@ -7,7 +7,7 @@ import pytest
 import yaml
 from conftest import ROOT
 
-from fieldbook import equality, patches, paths, proofs
+from fieldbook import bench, ceilings, equality, inventory, memory, params, patches, paths, proofs
 from fieldbook.errors import BadInput
 
 BOX = "h200-x1"
@@ -135,3 +135,21 @@ def test_prompts_of_a_comparison_differ_only_in_what_the_arm_is(monkeypatch):
         assert asked[0] == asked[1], claim["says"]
     with pytest.raises(SystemExit, match="a: unknown tensr; an arm has model, tensor"):
         prove.arms_of({"arms": {"a": {"model": "m", "tensr": 2}}}, [])
+
+
+def test_the_guide_says_what_the_files_say():
+    """Every claim, and every speed of the recorded walk, stands in docs/hardware.md as it follows from the data."""
+    text = (ROOT / "docs" / "hardware.md").read_text()
+    for claim in equality.claims_of(BOX):
+        measured = claim.measured if len(claim.measured) < 120 else claim.measured[:117] + "..."
+        about = f"{claim.says} ({claim.patch})" if claim.patch else claim.says
+        assert f"| {about} | {claim.predicted} | {measured} |" in text, about
+    asked = params.load(ROOT / "params" / "h200-x1-replay.yml")
+    samples = [s for s in bench.read_samples(paths.recorded_file("h200-x1-replay", "samples.jsonl")) if (s.arm, s.boot) == ("candidate", 1)]
+    reach = ceilings.at_measured(asked, memory.model_spec(asked.model.name), inventory.read(asked))
+    for row in bench.summary_rows(samples, params.metric_names(asked)):
+        shown = f"{row['median']:,.1f}" if row["median"] < 1000 else f"{row['median']:,.0f}"
+        name = params.metric_label(row["metric"])
+        assert f"| {name} | {shown} | {row['median'] / reach[row['metric']]:.0%} |" in text, name
+    assert f"{len(samples)} of {len(samples)} samples were sound" in text and not any(s.void for s in samples)
+    assert f"at most {max(s.client_cores for s in samples):.2f} of a core" in text
