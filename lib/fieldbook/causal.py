@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
-from . import memory, strategy
+from . import ceilings, memory, strategy
+from .command import without_custom_all_reduce
 from .inventory import Inventory
 from .memory import Pool
 from .params import Params
@@ -55,24 +56,37 @@ def headroom(pool: Pool) -> Headroom:
 
 
 def predict(
-    params: Params, arm: Parallel | Baseline, layers: tuple[int, ...], box: Inventory, memory_read_bytes_s: float | None, ceilings_tok_s: dict[str, float]
+    params: Params,
+    arm: Parallel | Baseline,
+    layers: tuple[int, ...],
+    box: Inventory,
+    memory_read_bytes_s: float | None,
+    ceilings_tok_s: dict[str, float],
+    alone: bool = True,
 ) -> dict[str, Predicted]:
     """{metric: what the model says} of an arm, for every metric of the benchmarks.
 
-    Sources: strategy.traffic (floor of a token's collectives and hops), strategy.table (decode_round, prefill_at_most_tok_s), and the box's ceilings.
-    memory_read_bytes_s: of a machine without GPUs.
+    Sources: strategy.traffic (floor of a token's collectives and hops), strategy.table (decode_round, lone_prefill_s, prefill_at_most_tok_s), and the box's
+    ceilings. memory_read_bytes_s: of a machine without GPUs; alone: whether prompts are timed one by one, as Fieldbook does, or kept the box full.
     """
     spec, bench = memory.model_spec(params.model.name), params.benchmarks
     here = strategy.strategy_of(arm)
-    fabric = strategy.fabric_of(box, arm.ranks, memory_read_bytes_s, params.engine.device == "cpu")
+    on_cpu, custom = params.engine.device == "cpu", not without_custom_all_reduce(params, arm, box)
+    fabric = strategy.fabric_of(box, arm.ranks, memory_read_bytes_s, on_cpu, params.extra_env_of(arm), custom, params.server.extra_env)
     if len(fabric.gpus) < here.gpus:
         return {}
     parts = [*strategy.stage_floors(here, spec, params, fabric, layers, 1), *strategy.hop_floors(here, spec, params, fabric, 1)]
     floor_us = None if any(each is None for each in parts) else 1e6 * sum(parts)
     found = {}
-    links = strategy.prefill_at_most_tok_s(here, spec, params, fabric, layers)
+    links, flops = strategy.prefill_at_most_tok_s(here, spec, params, fabric, layers), ceilings.rank_flops(params, spec, box, arm.ranks)
     for tokens in bench.prefill_tokens:
         metric = f"prefill_{tokens}_tok_s"
+        one = [strategy.lone_prefill_s(here, spec, params, fabric, layers, tokens, rate, above) for rate, above in flops] if alone and flops else []
+        if one and None not in one:
+            (least_s, of_links_s), (expected_s, _) = one
+            bound = "links" if of_links_s > least_s / 2 else "arithmetic"
+            found[metric] = Predicted(floor_us, tokens / least_s, bound, tokens / expected_s)
+            continue
         limits = {"links": links, "arithmetic": ceilings_tok_s.get(metric)}
         slower = {**limits, "links": links / strategy.LINKS_ABOVE_FLOOR if links else None}
         found[metric] = _bounded(floor_us, limits, min((rate for rate in slower.values() if rate is not None), default=None))

@@ -10,6 +10,7 @@ from .inventory import Inventory
 from .inventory.measure import WHAT
 from .params import Params
 from .spec import ModelSpec
+from .strategy import LINKS_ABOVE_FLOOR
 
 # float32 operations of one core per clock cycle: two fused multiply-add units of 16, 8 or 4 lanes.
 FLOPS_PER_CYCLE = {"avx512f": 64, "avx2": 32, None: 16}
@@ -84,6 +85,29 @@ def gpu_rates(params: Params, spec: ModelSpec, box: Inventory) -> tuple[float | 
     fastest = [sorted(rates, reverse=True)[:ranks] if rates and all(rates) else [] for rates in (reads, flops)]
     # Quantized weights may be multiplied as eight-bit numbers, at twice the rate.
     return sum(fastest[0]) * 1e9 or None, (2 if spec.quantization else 1) * sum(fastest[1]) * 1e12 or None
+
+
+def rank_flops(params: Params, spec: ModelSpec, box: Inventory, ranks: int) -> list[tuple[float, float]]:
+    """[(operations per second of a rank at most, 1), (what it can be expected to do, links above their floor)]; empty where nothing tells.
+
+    A GPU's data sheet bounds it, its measured matrix product is what to expect; of several kinds of cards the fastest. CPU ranks share the cores, or have
+    as many threads as they are given.
+    """
+    if params.engine.device == "cpu":
+        whole = peak_flops(box)
+        if not whole:
+            return []
+        cores = box.host.logical_cpus
+        own = whole * min(params.engine.omp_threads_per_rank or cores / ranks, cores) / cores
+        return [(own, 1.0), (own, LINKS_ABOVE_FLOOR)]
+    from .strategy.datasheets import tensor_tflops
+
+    listed = [rate for gpu in box.gpus if (rate := tensor_tflops(gpu))]
+    if not listed or len(listed) < len(box.gpus):
+        return []
+    most = (2 if spec.quantization else 1) * max(listed) * 1e12
+    seen = [m.spread.median * 1e12 for m in box.measured if m.what == WHAT["product"][0]]
+    return [(most, 1.0), (max(seen, default=most), LINKS_ABOVE_FLOOR)]
 
 
 def at_measured(params: Params, spec: ModelSpec, box: Inventory) -> dict[str, float]:

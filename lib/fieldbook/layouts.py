@@ -58,7 +58,8 @@ def study(
     asked = {"index_sharing": index_sharing or own.index_sharing, "workload": workload or own.workload}
     planned = params.model_copy(update={"parallel": own.model_copy(update=asked)})
     ranks, on_cpu = own.ranks, params.engine.device == "cpu"
-    fabric = strategy.fabric_of(box, ranks, memory_read_bytes_s, on_cpu)
+    custom = params.engine.custom_all_reduce != "off"
+    fabric = strategy.fabric_of(box, ranks, memory_read_bytes_s, on_cpu, params.server.extra_env, custom)
     outcomes = tuple(strategy.strategies(planned, spec, fabric, sizes_of(box)))
     cards = gpus
     by_hand = params.engine.kv_cache_gib_per_rank is not None and not on_cpu

@@ -117,6 +117,15 @@ def active_parameters(spec: ModelSpec) -> int:
     return total
 
 
+def parameters_per_rank(spec: ModelSpec, layers: range, ranks: int, expert_ranks: int) -> float:
+    """Parameters of these layers that one token passes on each of `ranks` ranks that share them; experts may be shared by more ranks than the rest."""
+    total = 0.0
+    for layer in (spec.layers[i] for i in layers):
+        for one in weights.components(layer, spec):
+            total += one.parameters * _share(one, layer) / (max(ranks, expert_ranks) if one.sharding == "experts" else ranks)
+    return total
+
+
 def pool_after(
     params: Params, spec: ModelSpec, split: tuple[int, ...] | list[int], logged_gib: dict[int, float], gpus: Gpus | None, layout: Layout | None = None
 ) -> tuple[Pool, int | None]:

@@ -49,7 +49,7 @@ def preflight(trial: Trial) -> dict[str, Any]:
         reads, limits = causal.reads_bytes_s(first.figures, st.params), arms.ceilings_tok_s(first)
         found = {arm: arms.pool_of(st, one, trial.layers[arm]) for arm, one in trial.arms.items()}
         pools = {arm: causal.tokens_of(pool) for arm, (pool, _) in found.items()}
-        said = {arm: causal.predict(st.params, one, trial.layers[arm], st.box(), reads, limits) for arm, one in trial.arms.items()}
+        said = {arm: causal.predict(st.params, one, trial.layers[arm], st.box(), reads, limits, st.report is None) for arm, one in trial.arms.items()}
         data |= {"pools": pools, "no_pool": {arm: why for arm, (_, why) in found.items() if why}}
         data |= {"predicted": {arm: {metric: asdict(p) for metric, p in one.items()} for arm, one in said.items()}}
     return keep(trial, "preflight", started, data, done=not refused)

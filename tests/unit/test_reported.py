@@ -207,7 +207,7 @@ def test_the_model_puts_both_reports_arms_in_the_order_that_was_measured():
         s = source(box)
         layers = {"candidate": (16, 16, 16) if box.startswith("cmp") else (41, 37), "baseline": (s.spec.num_hidden_layers,)}
         arms = {"candidate": s.params.parallel, "baseline": s.params.verdict.baseline}
-        predicted = {arm: causal.predict(s.params, one, layers[arm], s.box, None, {}) for arm, one in arms.items()}
+        predicted = {arm: causal.predict(s.params, one, layers[arm], s.box, None, {}, alone=False) for arm, one in arms.items()}
         metrics = [*params.metric_names(s.params)]
         speeds = {arm: {m: (reported_arms.speed(s.report, arm, m) or (None,))[0] for m in metrics} for arm in arms}
         found |= {(box, row["metric"]): row["order"] for row in causal.order(predicted, speeds, {})}

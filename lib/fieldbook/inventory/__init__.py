@@ -97,14 +97,16 @@ def read_pasted(text: str) -> Inventory:
         raise BadInput(f"standard input: {error}") from None
 
 
-def measured(box: Inventory, memory_read_bytes_s: float | None = None) -> Inventory:
+def measured(box: Inventory, memory_read_bytes_s: float | None = None, environment: dict[str, str] | None = None) -> Inventory:
     """The same box with its links measured here and now, ceilings beside them, and findings that the measurement brings.
 
-    memory_read_bytes_s is the ceiling of a link through host memory (`ceilings.measure_memory_read_bytes_s`).
+    memory_read_bytes_s is the ceiling of a link through host memory (`ceilings.measure_memory_read_bytes_s`). environment: the servers' own, with whose
+    NCCL settings pairs of ranks are measured as well; None leaves NCCL out.
     """
+    settings = None if environment is None else {key: value for key, value in environment.items() if key.startswith("NCCL_")}
     answering = [g for g in box.gpus if not g.lost and not g.mig]
     pairs = representative_pairs(box.links) if len(answering) > 4 else None
-    found, notes = measuring.measure(len(answering), pairs)
+    found, notes = measuring.measure(len(answering), pairs, nccl_env=settings)
     found = measuring.with_ceilings(found, box.gpus, box.links, memory_read_bytes_s)
     changed = box.model_copy(update={"measured": found, "links": measuring.attach(box.links, found), "notes": [*box.notes, *notes]})
     return changed.model_copy(update={"findings": findings.find(changed)})

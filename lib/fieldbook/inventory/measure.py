@@ -16,6 +16,8 @@ from .links import gpu_pcie_gb_s
 from .model import Gpu, Link, Measurement, Spread
 
 WORKER = "fieldbook.inventory.measure_worker"
+NCCL_WORKER = "fieldbook.inventory.nccl_worker"
+NCCL_TIMEOUT_S = 60
 THROUGH_HOST = ", through host"
 # Quantity of the worker -> what was timed, in words, and its unit. Copies: from all GPUs at rest to all GPUs at rest again, the start of the copies included.
 WHAT = {
@@ -26,9 +28,18 @@ WHAT = {
     "pair": ("copy between two GPUs", "GB/s"),
     "both": ("copies both ways at once, sum of both", "GB/s"),
     "pair_latency": ("8 bytes copied there and back in stream order, half the round trip", "us"),
+    "nccl": ("send/recv of two ranks through NCCL", "GB/s"),
+    "nccl_latency": ("4 KiB sent there and back through NCCL in stream order, half the round trip", "us"),
+    "nccl_reduce": ("all-reduce of two ranks through NCCL, bytes that each sends", "GB/s"),
+    "nccl_reduce_latency": ("all-reduce of 4 KiB by two ranks through NCCL", "us"),
     "loopback": ("send/recv between two processes, until an 8-byte answer is back", "GB/s"),
     "loopback_latency": ("8 bytes sent and 8 received by two processes, half the round trip", "us"),
 }
+# Under which name a link has what NCCL makes of it.
+NCCL_KEYS = {
+    "nccl": "{}->{} through NCCL", "nccl_latency": "{}<->{} through NCCL",
+    "nccl_reduce": "{}<->{} all-reduce through NCCL", "nccl_reduce_latency": "{}<->{} all-reduce through NCCL",
+}  # fmt: skip
 ALL_PAIRS_UP_TO_GPUS = 4
 # Clocks and link rates are told rounded.
 GPU_SLACK = 1.05
@@ -44,15 +55,28 @@ def pairs_to_measure(gpu_count: int, pairs: list[tuple[int, int]] | None = None)
     return sorted((a, b) for a, b in chosen if 0 <= a < b < gpu_count)
 
 
-def measure(gpu_count: int, pairs: list[tuple[int, int]] | None = None, timeout_s: float = 60) -> tuple[list[Measurement], list[str]]:
+def measure(
+    gpu_count: int, pairs: list[tuple[int, int]] | None = None, timeout_s: float = 60, nccl_env: dict[str, str] | None = None
+) -> tuple[list[Measurement], list[str]]:
     """(measurements, notes why something could not be measured) of the GPUs nvidia-smi numbers 0 to gpu_count - 1, or of loopback where there are none.
 
-    Every pair is measured each way, both ways at once, and with 8 bytes. Nothing raises but an interrupt; what was measured before the time
-    limit is kept. When this returns or is interrupted, the measuring process and its children are gone.
+    Every pair is measured each way, both ways at once, and with 8 bytes; then through NCCL, with nccl_env on top of this environment (None: not through
+    NCCL). Nothing raises but an interrupt; what was measured before the time limit is kept. When this returns or is interrupted, the measuring process and
+    its children are gone.
     """
-    chosen = ",".join(f"{a}-{b}" for a, b in pairs_to_measure(gpu_count, pairs))
+    chosen = pairs_to_measure(gpu_count, pairs)
+    found, notes = _asked([f"--gpus={gpu_count}", f"--pairs={','.join(f'{a}-{b}' for a, b in chosen)}"], WORKER, timeout_s)
+    # What arrives garbled by a copy is no link for NCCL either.
+    sound = [pair for pair in chosen if any(_quantity(m) == "pair" and set(_ends(m)) == set(pair) for m in found)]
+    for a, b in sound if nccl_env is not None else []:
+        more, told = _asked([f"--pair={a}-{b}"], NCCL_WORKER, NCCL_TIMEOUT_S, nccl_env)
+        found, notes = found + more, notes + told
+    return found, notes
+
+
+def _asked(words: list[str], worker: str, timeout_s: float, env: dict[str, str] | None = None) -> tuple[list[Measurement], list[str]]:
     try:
-        out, err, status = _run([sys.executable, "-m", WORKER, f"--gpus={gpu_count}", f"--pairs={chosen}"], timeout_s)
+        out, err, status = _run([sys.executable, "-m", worker, *words], timeout_s, env)
     except (OSError, subprocess.SubprocessError) as error:
         return [], [f"links not measured: {sys.executable} cannot be started ({error})"]
     return read_results(out, err, f"stopped after {timeout_s:g} s" if status is None else _ending(status))
@@ -86,12 +110,12 @@ def spread_of(samples: list[float]) -> Spread:
     return Spread(min=low, median=middle, max=high, samples=len(samples))
 
 
-def _run(argv: list[str], timeout_s: float) -> tuple[str, str, int | None]:
+def _run(argv: list[str], timeout_s: float, env: dict[str, str] | None = None) -> tuple[str, str, int | None]:
     """(stdout, stderr, exit status or None when the time was up) of a worker in a session of its own, of which nothing is left afterwards."""
     # One thread: copies need no more, and the worker forks.
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", **(env or {})}
     if Path("/sys/class/net/lo").exists():
-        environment["GLOO_SOCKET_IFNAME"] = "lo"
+        environment |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
     pipes = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
     worker = subprocess.Popen(
         argv,
@@ -144,7 +168,7 @@ def with_ceilings(measured: list[Measurement], gpus: list[Gpu], links: list[Link
             return rate, f"data sheet of {by_index[ends[0]].name}" if rate else None
         if quantity in ("h2d", "d2h"):
             return gpu_pcie_gb_s(by_index.get(ends[0], Gpu()))
-        if quantity not in ("pair", "both"):
+        if quantity not in ("pair", "both", "nccl", "nccl_reduce"):
             return None, None
         if m.what.endswith(THROUGH_HOST):
             rate, source = min((gpu_pcie_gb_s(by_index.get(end, Gpu())) for end in ends), key=lambda found: found[0] or 0)
@@ -164,7 +188,8 @@ def above_ceiling(measured: list[Measurement]) -> list[Measurement]:
 
 
 def attach(links: list[Link], measured: list[Measurement]) -> list[Link]:
-    """The links with what was measured on them: rates under '0->1', '1->0' and '0<->1' (sum), latency under '0<->1', with ' through host' where so."""
+    """The links with what was measured on them: rates under '0->1', '1->0' and '0<->1' (sum), latency under '0<->1', with ' through host' where so; what
+    NCCL makes of it under '0->1 through NCCL' and '0<->1 all-reduce through NCCL', its latencies likewise."""
     rates: dict[tuple[int, int], dict[str, Spread]] = {}
     latencies: dict[tuple[int, int], dict[str, Spread]] = {}
     for m in measured:
@@ -172,6 +197,9 @@ def attach(links: list[Link], measured: list[Measurement]) -> list[Link]:
         if quantity in ("pair", "both", "pair_latency"):
             key = f"{ends[0]}{'->' if quantity == 'pair' else '<->'}{ends[1]}{' through host' if m.what.endswith(THROUGH_HOST) else ''}"
             (latencies if quantity == "pair_latency" else rates).setdefault((min(ends), max(ends)), {})[key] = m.spread
+        elif quantity in NCCL_KEYS:
+            kept = latencies if quantity.endswith("latency") else rates
+            kept.setdefault((min(ends), max(ends)), {})[NCCL_KEYS[quantity].format(*ends)] = m.spread
     return [
         link.model_copy(
             update={

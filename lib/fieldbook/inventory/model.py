@@ -96,7 +96,7 @@ class Link(Frozen):
     p2p: dict[str, str] = {}  # capability (read, write, nvlink, atomics, pcie) -> status (OK, CNS, GNS, TNS, NS, DR, U)
     theoretical_gb_s: float | None = None
     theoretical_source: str | None = None
-    measured_gb_s: dict[str, Spread] = {}  # '0->1', '1->0', '0<->1' (both at once, sum), with ' through host' where peer access is off
+    measured_gb_s: dict[str, Spread] = {}  # as measure.attach names them: '0->1', '0<->1' (both at once, sum), '0->1 through NCCL', ...
     measured_latency_us: dict[str, Spread] = {}
     unknown: dict[str, str] = {}
 

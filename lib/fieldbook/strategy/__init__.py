@@ -3,7 +3,7 @@
 from .choice import TIE, WORKLOADS, Choice, choose, judged_by
 from .fabric import Fabric, Way, fabric_of
 from .layouts import Placement, Strategy, every_strategy, place, strategy_of
-from .table import LINKS_ABOVE_FLOOR, Outcome, Round, decode_round, prefill_at_most_tok_s, stage_read_bytes, strategies
+from .table import LINKS_ABOVE_FLOOR, Outcome, Round, decode_round, lone_prefill_s, prefill_at_most_tok_s, stage_read_bytes, strategies
 from .traffic import Collectives, Traffic, collectives_of, hop_floors, stage_floors, traffic_of
 from .vetoes import NO_WEIGHTS, OPEN, UNVERIFIED, Need, Veto, needs_of, vetoes_of
 
@@ -32,6 +32,7 @@ __all__ = [
     "fabric_of",
     "hop_floors",
     "judged_by",
+    "lone_prefill_s",
     "needs_of",
     "place",
     "prefill_at_most_tok_s",

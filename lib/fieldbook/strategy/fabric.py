@@ -1,8 +1,8 @@
 """Which way data takes between two ranks, how fast it is at most, and which GPUs form a tensor-parallel group: the box as the strategies see it."""
 
 import itertools
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from ..inventory import Gpu, Inventory, Link, Measurement
 from .datasheets import memory_gb_s, pcie_at_most_gb_s
@@ -13,6 +13,9 @@ STEP_US = {"NVLink": 0.6, "PCIe": 1.0, "network": 5.0}
 COLLECTIVE_US = 6.6
 # vLLM's own all-reduce over NVLink (device_communicators/custom_all_reduce.py) has no such base; it works for these sizes within one node.
 CUSTOM_ALL_REDUCE_RANKS = (2, 4, 6, 8)
+# NCCL's settings that take NVLink and PCIe peer access away, and then host memory: what is left are sockets.
+NO_PEERS = {"NCCL_P2P_DISABLE": ("1",), "NCCL_P2P_LEVEL": ("LOC", "0")}
+NO_HOST_MEMORY = {"NCCL_SHM_DISABLE": ("1",)}
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,11 @@ UNKNOWN = Way("unknown", None, STEP_US["PCIe"], COLLECTIVE_US, "estimated", "no 
 
 @dataclass(frozen=True)
 class Fabric:
-    """All ranks' places. nodes: the GPUs of each machine; islands: joined by NVLink; memory_gb_s: read rate of each GPU's own memory."""
+    """All ranks' places. nodes: the GPUs of each machine; islands: joined by NVLink; memory_gb_s: read rate of each GPU's own memory.
+
+    ways: what two ranks have for a hop, through NCCL; group_ways: for a collective, where that is another; direct_ways: the links themselves, over which
+    vLLM's own all-reduce works, which knows nothing of NCCL's settings. custom_all_reduce: whether it is on.
+    """
 
     nodes: tuple[tuple[int, ...], ...]
     islands: tuple[tuple[int, ...], ...]
@@ -41,6 +48,9 @@ class Fabric:
     network: Way | None = None
     memory_source: str = ""
     capability: float | None = None  # smallest compute capability of the GPUs
+    group_ways: dict[tuple[int, int], Way] = field(default_factory=dict, repr=False)
+    direct_ways: dict[tuple[int, int], Way] = field(default_factory=dict, repr=False)
+    custom_all_reduce: bool = True
 
     @property
     def gpus(self) -> tuple[int, ...]:
@@ -58,36 +68,87 @@ class Fabric:
         """The slowest way that a ring through the group must take: its members in order, which `gpus` arranges so that near ones are neighbours."""
         if len(group) < 2:
             return Way("none", None, 0.0, 0.0, "computed", "one rank: nothing is sent")
-        pairs = [*itertools.pairwise(group), (group[-1], group[0])]
-        ways = [self.way(a, b) for a, b in pairs]
+        pairs = [(min(pair), max(pair)) for pair in [*itertools.pairwise(group), (group[-1], group[0])]]
+        direct = [self.direct_ways.get(pair) or self.way(*pair) for pair in pairs]
+        within_nvlink = self.custom_all_reduce and all(way.kind == "NVLink" for way in direct) and len(group) in CUSTOM_ALL_REDUCE_RANKS
+        ways = direct if within_nvlink else [self.group_ways.get(pair) or self.way(*pair) for pair in pairs]
         slowest = min(ways, key=lambda way: (way.gb_s is not None, way.gb_s or 0.0, -way.step_us))
-        within_nvlink = all(way.kind == "NVLink" for way in ways) and len(group) in CUSTOM_ALL_REDUCE_RANKS
         base = 0.0 if within_nvlink else max(way.base_us for way in ways)
         return Way(slowest.kind, slowest.gb_s, max(way.step_us for way in ways), base, slowest.evidence, slowest.source)
 
 
-def fabric_of(box: Inventory, ranks: int, memory_read_bytes_s: float | None = None, on_cpu: bool = False) -> Fabric:
-    """The fabric of an inventory's GPUs; of a machine without GPUs, or on_cpu, that of so many processes on its CPUs, which share its memory's read rate."""
+def fabric_of(
+    box: Inventory,
+    ranks: int,
+    memory_read_bytes_s: float | None = None,
+    on_cpu: bool = False,
+    environment: Mapping[str, str] | None = None,
+    custom_all_reduce: bool = True,
+    measured_with: Mapping[str, str] | None = None,
+) -> Fabric:
+    """The fabric of an inventory's GPUs; of a machine without GPUs, or on_cpu, that of so many processes on its CPUs, which share its memory's read rate.
+
+    environment: the servers' own, whose NCCL settings may close the links; custom_all_reduce: whether vLLM's own all-reduce is on; measured_with: the
+    environment that NCCL was measured with, where it is another one: its rates say nothing of this one then.
+    """
     if on_cpu or not box.gpus:
         return _cpu_fabric(box, ranks, memory_read_bytes_s)
     order = [gpu.index for gpu in box.gpus]
     rates = [memory_gb_s(gpu) for gpu in box.gpus]
     by_index = {gpu.index: gpu for gpu in box.gpus}
     told = [float(gpu.compute_capability) for gpu in box.gpus if gpu.compute_capability]
+    direct = {(link.a, link.b): _way_of(link, (by_index[link.a], by_index[link.b])) for link in box.links}
+    settings = environment or {}
+    other = measured_with is not None and _of_nccl(measured_with) != _of_nccl(settings)
+    through = {
+        (link.a, link.b): _through_nccl(
+            link.model_copy(update={"measured_gb_s": {}}) if other else link, direct[link.a, link.b], (by_index[link.a], by_index[link.b]), settings
+        )
+        for link in box.links
+    }
     return Fabric(
         nodes=(tuple(order),),
         islands=tuple(tuple(members) for members in box.islands or [[i] for i in order]),
         memory_gb_s=tuple(rate for rate, _ in rates),
-        ways={(link.a, link.b): _way_of(link, (by_index[link.a], by_index[link.b])) for link in box.links},
+        ways={pair: hop for pair, (hop, _) in through.items()},
+        group_ways={pair: group for pair, (_, group) in through.items() if group},
+        direct_ways=direct,
+        custom_all_reduce=custom_all_reduce,
         capability=min(told) if len(told) == len(order) else None,
         memory_source="; ".join(dict.fromkeys(source for _, source in rates if source)),
     )
 
 
+def _of_nccl(environment: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environment.items() if name.startswith("NCCL_")}
+
+
+def _is_set(environment: Mapping[str, str], settings: Mapping[str, tuple[str, ...]]) -> bool:
+    return any(environment.get(name) in values for name, values in settings.items())
+
+
+def _through_nccl(link: Link, direct: Way, ends: tuple[Gpu, Gpu], environment: Mapping[str, str]) -> tuple[Way, Way | None]:
+    """(way of a hop, way of a collective where it is another) through NCCL with these settings: measured with them, else the link, else what they leave."""
+    kind = direct.kind
+    if _is_set(environment, NO_PEERS):
+        kind = "network" if _is_set(environment, NO_HOST_MEMORY) else "PCIe"
+    step = STEP_US.get(kind, STEP_US["PCIe"])
+    hop, group = (
+        Way(kind, link.measured_gb_s[key].median, step, COLLECTIVE_US, "measured", f"measured {key}") if key in link.measured_gb_s else None
+        for key in (f"{link.a}->{link.b} through NCCL", f"{link.a}<->{link.b} all-reduce through NCCL")
+    )
+    if hop or kind == direct.kind:
+        return hop or direct, group
+    if kind == "network":
+        return Way(kind, None, step, COLLECTIVE_US, "estimated", "NCCL's settings leave sockets, whose rate was not measured"), None
+    rate, source = min((pcie_at_most_gb_s(gpu) for gpu in ends), key=lambda found: found[0] or 0.0)
+    return replace(direct, kind=kind, gb_s=rate, step_us=step, evidence="estimated", source=f"NCCL's settings leave host memory: {source}"), None
+
+
 def _way_of(link: Link, ends: tuple[Gpu, Gpu]) -> Way:
     """The measured rate of the slower direction where there is one, else what the link can carry at most, else what GPUs of this kind can."""
     kind = "NVLink" if link.nvlinks else "PCIe"
-    ways = {key: spread for key, spread in link.measured_gb_s.items() if "->" in key}
+    ways = {key: spread for key, spread in link.measured_gb_s.items() if "->" in key and not key.endswith("through NCCL")}
     step = STEP_US[kind]
     if ways:
         key, spread = min(ways.items(), key=lambda item: item[1].median)

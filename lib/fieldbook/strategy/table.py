@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from functools import lru_cache
 
-from .. import memory, partition, weights
+from .. import kv, memory, partition, weights
 from ..budget import Gpus
 from ..errors import BadInput
 from ..params import Params
@@ -214,6 +214,28 @@ def decode_round(
         return max(sum(stages) + of_links * sum(hops), batches * max(stages))
 
     return Round(round_s(1, 1), round_s(0, 1), round_s(1, LINKS_ABOVE_FLOOR), streams * steps)
+
+
+def lone_prefill_s(
+    s: Strategy, spec: ModelSpec, params: Params, fabric: Fabric, split: tuple[int, ...], tokens: int, rank_flops: float, of_links: float = 1.0
+) -> tuple[float, float] | None:
+    """(least seconds of one prompt that has the box to itself, those that go to links), links at of_links times their floor. None where a link is not known.
+
+    The prompt passes in pieces of max_num_batched_tokens through one stage after the other: a stage works on the next piece while the one behind it works on
+    this one, and a prompt of one piece never has two stages at work. Ranks of a stage share its arithmetic; rank_flops: operations per second of each.
+    """
+    piece = min(tokens, params.engine.max_num_batched_tokens)
+    links, hops = stage_floors(s, spec, params, fabric, split, piece), hop_floors(s, spec, params, fabric, piece)
+    if any(each is None for each in [*links, *hops]):
+        return None
+    widths = s.tensor_parallel_size * s.prefill_context_parallel_size
+    bounds = kv.stage_bounds(spec, split)
+    work = [2 * piece * memory.parameters_per_rank(spec, range(*one), widths, s.layout.expert_ranks) / rank_flops for one in bounds]
+    stages = [done + of_links * link for done, link in zip(work, links, strict=True)]
+    sent = [of_links * hop for hop in hops]
+    more = (tokens / piece - 1) * max([*stages, *sent])
+    whole = sum(stages) + sum(sent) + more
+    return whole, whole - (sum(work) + (tokens / piece - 1) * max(work))
 
 
 def prefill_at_most_tok_s(s: Strategy, spec: ModelSpec, params: Params, fabric: Fabric, split: tuple[int, ...], relayed: bool = False) -> float | None:

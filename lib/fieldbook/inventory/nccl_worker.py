@@ -1,0 +1,150 @@
+"""What two ranks get out of NCCL: `python -m fieldbook.inventory.nccl_worker --pair=0-1`. Started by measure.py, the only one to read it.
+
+A copy by CUDA (measure_worker) says what a link carries; NCCL says what a pipeline or a tensor-parallel group gets of it, with the settings of the server's
+own environment: two settings alone turn NVLink into host memory, and that into sockets. The lines on stdout are those of measure_worker.
+"""
+
+import argparse
+import contextlib
+import functools
+import json
+import math
+import os
+import socket
+import sys
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+
+from .measure_worker import SAMPLE_S_MIN, SAMPLES, Emit, attempt, elapsed_s, first_line, parse_pairs, visible_gpus
+
+MIB = 2**20
+# A prefill's hidden states; and what a decode step of a few streams hands on.
+LARGE_BYTES, SMALL_BYTES = 256 * MIB, 4096
+ROUND_TRIPS = 50
+LARGE_TIMES_MAX = 8
+PATIENCE_S = 30
+
+
+def times_for(once_s: float) -> int:
+    """How often a sample repeats what takes once_s, so that starting and awaiting it do not count."""
+    return max(1, min(LARGE_TIMES_MAX, math.ceil(SAMPLE_S_MIN / max(once_s, 1e-9))))
+
+
+def rank(torch, number: int, device: str, listener: socket.socket, backend: str = "nccl") -> dict[str, tuple[int, list[float]]]:
+    """{quantity: (bytes, samples)} as one of the two ranks sees them. Rank 0 sends, and its figures count."""
+    dist = torch.distributed
+    on_gpu = device.startswith("cuda")
+    if on_gpu:
+        torch.cuda.set_device(device)
+    port, patience = listener.getsockname()[1], timedelta(seconds=PATIENCE_S)
+    if number == 0:
+        store = dist.TCPStore("127.0.0.1", port, 2, True, patience, wait_for_workers=False, master_listen_fd=listener.detach())
+    else:
+        listener.close()
+        store = dist.TCPStore("127.0.0.1", port, 2, False, patience)
+    dist.init_process_group(backend, store=store, rank=number, world_size=2, timeout=patience)
+    large, small = (torch.zeros(n, dtype=torch.uint8, device=device) for n in (LARGE_BYTES, SMALL_BYTES))
+    # NCCL adds numbers, not bytes.
+    numbers = {n: torch.zeros(n // 2, dtype=torch.bfloat16, device=device) for n in (LARGE_BYTES, SMALL_BYTES)}
+
+    def wait() -> None:
+        if on_gpu:
+            torch.cuda.synchronize(device)
+
+    def send() -> None:
+        dist.send(large, 1) if number == 0 else dist.recv(large, 0)
+
+    def there_and_back() -> None:
+        for sender in (0, 1):
+            dist.send(small, 1 - number) if number == sender else dist.recv(small, 1 - number)
+
+    def reduce(n: int) -> None:
+        dist.all_reduce(numbers[n])
+
+    def agreed(value: int) -> int:
+        # Both ranks have to repeat as often.
+        told = torch.tensor([value], device=device)
+        dist.broadcast(told, 0)
+        return int(told.item())
+
+    def rates(one: Callable[[], None], sent_bytes: float) -> list[float]:
+        elapsed_s(one, wait, 1)
+        times = agreed(times_for(elapsed_s(one, wait, 1)))
+        return [times * sent_bytes / elapsed_s(one, wait, times) / 1e9 for _ in range(SAMPLES + 1)][1:]
+
+    def latencies(one: Callable[[], None], steps: int) -> list[float]:
+        return [elapsed_s(one, wait, ROUND_TRIPS) / (steps * ROUND_TRIPS) * 1e6 for _ in range(SAMPLES + 1)][1:]
+
+    # Two ranks of a ring send each of their halves twice: as much as the whole.
+    found = {
+        "nccl": (LARGE_BYTES, rates(send, LARGE_BYTES)),
+        "nccl_latency": (SMALL_BYTES, latencies(there_and_back, 2)),
+        "nccl_reduce": (LARGE_BYTES, rates(functools.partial(reduce, LARGE_BYTES), LARGE_BYTES)),
+        "nccl_reduce_latency": (SMALL_BYTES, latencies(functools.partial(reduce, SMALL_BYTES), 1)),
+    }
+    dist.barrier()
+    return found
+
+
+def measure(torch, gpus: tuple[int, int], devices: tuple[str, str], emit: Emit, backend: str = "nccl") -> None:
+    """Both ranks, one of them forked off before CUDA is touched. Emits quantities nccl, nccl_latency, nccl_reduce, nccl_reduce_latency."""
+    from fieldbook import processes
+
+    listener = socket.create_server(("127.0.0.1", 0))
+    parent = os.getpid()
+    child = os.fork()
+    if child == 0:
+        try:
+            processes.die_with_parent()
+            if os.getppid() == parent:
+                rank(torch, 1, devices[1], listener, backend)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(0)
+    try:
+        found = rank(torch, 0, devices[0], listener, backend)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, 9)
+        os.waitpid(child, 0)
+    for quantity, (size, samples) in found.items():
+        where = f"GPU {gpus[0]} -> GPU {gpus[1]}" if quantity == "nccl" else f"GPU {gpus[0]} <-> GPU {gpus[1]}"
+        emit(quantity=quantity, where=where, through_host=False, size_bytes=size, samples=samples)
+
+
+def main() -> None:
+    """Parse the argument, import torch, measure, print."""
+    parser = argparse.ArgumentParser(description="Measure what NCCL carries between two GPUs; one JSON document a line.")
+    parser.add_argument("--pair", type=parse_pairs, required=True, help="the two GPUs by nvidia-smi's numbers, as 0-1")
+    ((a, b),) = parser.parse_args().pair
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+
+    def emit(**fields) -> None:
+        print(json.dumps(fields), file=out, flush=True)
+
+    os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+    label = f"NCCL between GPU {a} and GPU {b}"
+    emit(doing="import of torch")
+    try:
+        import torch
+    except Exception as error:
+        emit(note=f"{label}: not measured: {sys.executable} cannot import torch ({first_line(error)})")
+    else:
+        visible = visible_gpus(os.environ.get("CUDA_VISIBLE_DEVICES"), max(a, b) + 1)
+        if visible is None or not {a, b} <= set(visible):
+            emit(note=f"{label}: not measured (CUDA_VISIBLE_DEVICES leaves one out, or does not list GPUs by number)")
+        elif not torch.distributed.is_available() or not torch.distributed.is_nccl_available():
+            emit(note=f"{label}: not measured (torch {torch.__version__} has no NCCL)")
+        else:
+            devices = (f"cuda:{visible.index(a)}", f"cuda:{visible.index(b)}")
+            attempt(emit, label, lambda: measure(torch, (a, b), devices, emit))
+    emit(done=True)
+    out.close()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
