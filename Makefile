@@ -35,7 +35,7 @@ golden: setup-test
 test: setup-test
 	$(PY) -m ruff check .
 	@# The unit tests on two cores, file by file; servers one after the other, since they need both.
-	$(PY) -m pytest -n 2 --dist loadfile tests/unit $(ARGS)
+	$(PY) -m pytest -n 2 --dist loadfile -m "not bar" tests/unit $(ARGS)
 	@# What only downloads, or looks at pages, side by side; `pytest -m bar` is for a quiet machine.
 	$(PY) -m pytest -n 2 --dist loadfile -m "not bar" $(BESIDE) $(ARGS)
 	$(PY) -m pytest tests/live -m "not bar" $(BESIDE:%=--ignore=%) $(ARGS)

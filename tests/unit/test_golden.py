@@ -13,7 +13,7 @@ from fieldbook import params, paths
 # (module, what it says, what a slip would make of it, the notebook that has to notice)
 MUTATIONS = [
     ("kv/pages.py", "width = attention.head_dim + (attention", "width = 2 * attention.head_dim + (attention", "02_memory_accounting"),
-    ("verdict.py", "as_extreme = differences >= observed", "as_extreme = differences > 2 * observed", "07_verdict"),
+    pytest.param("verdict.py", "as_extreme = differences >= observed", "as_extreme = differences > 2 * observed", "07_verdict", marks=pytest.mark.bar),
 ]
 
 

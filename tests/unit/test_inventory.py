@@ -197,7 +197,7 @@ def test_a_live_box_is_this_machine_and_a_recorded_one_its_outputs(changed, monk
 
 
 def test_this_machine_is_measured(monkeypatch):
-    monkeypatch.setattr(inventory.measuring, "measure", lambda count, pairs: ([], [f"asked for {count}, {pairs}"]))
+    monkeypatch.setattr(inventory.measuring, "measure", lambda count, pairs, nccl_env: ([], [f"asked for {count}, {pairs}"]))
     gpus = [inventory.Gpu(index=0), inventory.Gpu(index=1, lost="GPU is lost")]
     box = inventory.read_captured(ROOT / "data" / "boxes" / "cmp170hx-x3").model_copy(update={"gpus": gpus})
     # A lost GPU cannot be measured.

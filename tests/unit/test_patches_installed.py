@@ -280,18 +280,21 @@ def changes(before: str, after: str) -> tuple[int, int]:
 FILES = sorted({one.file for _, one in SITES})
 
 
-def test_five_hundred_edits_of_each_file_by_others(stock):
+@pytest.mark.parametrize("turns", [100, pytest.param(500, marks=pytest.mark.bar)])
+def test_hundreds_of_edits_of_each_file_by_others(stock, turns):
     """Never a wrong write: a site is refused, or edited in exactly the way that the stock file's is; comments and empty lines never matter."""
     there = [path for path in FILES if path in stock]
     assert len(there) > 10
     # The largest first, so that two processes end together.
     there.sort(key=lambda path: -len([one for _, one in SITES if one.file == path]))
     with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("fork")) as pool:
-        done = dict(zip(there, pool.map(five_hundred_edits, there, [stock[path] for path in there]), strict=True))
-    assert all(edited > 60 and refused > 2 for refused, edited in done.values()), done
+        done = dict(zip(there, pool.map(many_edits, there, [stock[path] for path in there], [turns] * len(there)), strict=True))
+    assert all(edited > 0.12 * turns for _, edited in done.values()), done
+    assert sum(refused for refused, _ in done.values()) > 0.004 * turns * len(done), done
+    assert turns < 500 or all(refused > 2 for refused, _ in done.values()), done
 
 
-def five_hundred_edits(path: str, text_of_stock: bytes) -> tuple[int, int]:
+def many_edits(path: str, text_of_stock: bytes, turns: int) -> tuple[int, int]:
     """How many of the harmful edits of one file were refused, and how many files were edited all the same; raises where one was edited wrongly."""
     own = [one for _, one in SITES if one.file == path]
     # What is only relied on is looked at where it is edited as well.
@@ -305,7 +308,7 @@ def five_hundred_edits(path: str, text_of_stock: bytes) -> tuple[int, int]:
     nears = [next((i for i, (old, new) in enumerate(zip(plain.splitlines(), mend.splitlines(), strict=False)) if old != new), 0) for mend in mends]
     rng = random.Random(path)
     refused, edited = [0] * len(own), [0] * len(own)
-    for turn in range(500):
+    for turn in range(turns):
         lines = plain.splitlines()
         at = turn // 2 % len(own)
         for _ in range(rng.randint(1, 3)):
@@ -335,7 +338,8 @@ def five_hundred_edits(path: str, text_of_stock: bytes) -> tuple[int, int]:
         assert brought - took == added - taken and took <= taken + 3, text
         ast.parse(after.code)
         edited[at] += 1
-    assert all(count > 2 for one, count in zip(own, edited, strict=True) if one.edit), (path, refused, edited)
+    # A file has up to a dozen sites: few turns do not come to all of them.
+    assert turns < 500 or all(count > 2 for one, count in zip(own, edited, strict=True) if one.edit), (path, refused, edited)
     return sum(refused), sum(edited)
 
 
