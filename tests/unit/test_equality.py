@@ -153,3 +153,9 @@ def test_the_guide_says_what_the_files_say():
         assert f"| {name} | {shown} | {row['median'] / reach[row['metric']]:.0%} |" in text, name
     assert f"{len(samples)} of {len(samples)} samples were sound" in text and not any(s.void for s in samples)
     assert f"at most {max(s.client_cores for s in samples):.2f} of a core" in text
+    launch, last = (json.loads((ROOT / "data" / "boxes" / BOX / "walk" / f"{name}.json").read_text()) for name in ("05_server_launch", "07_verdict"))
+    assert "the log told 909,728" in text and launch["figures"]["pool_tokens"]["value"] == 909_728 and "predicted 909,712" in launch["verdict"]
+    ratios = {key: (figure["value"], figure["source"]) for key, figure in last["figures"].items() if key.endswith("_tok_s_ratio")}
+    assert [round(ratios[f"decode_{one}_tok_s_ratio"][0], 2) for one in ("c1", "c32")] == [1.33, 1.40] and "p = 0.005" in last["verdict"]
+    assert "1.33 times as fast (p = 0.005), 32 streams 1.40 times" in text and "4% slower" in text and "A/A band of 2%" in text
+    assert ratios["prefill_8192_tok_s_ratio"][0] == 0.957 and "A/A band up to x1.021" in ratios["prefill_8192_tok_s_ratio"][1]

@@ -6,7 +6,7 @@ from conftest import ROOT
 from fieldbook import budget, inventory, memory, params
 
 # Live boxes need their machine; the recorded run's captured outputs tell the card.
-USABLE_BYTES = 143_155 * 2**20
+USABLE_BYTES = 150_109_880_320
 
 
 def predicted(file, **engine):
@@ -32,6 +32,10 @@ def test_a_pool_is_known_before_the_launch_and_exact_after_it(file, engine, logg
     # From the KV space of the log the arithmetic leaves nothing but the log's own two decimals.
     after, rounding = memory.pool_after(asked, spec, [spec.num_hidden_layers], {0: available_gib}, None)
     assert abs(after.pool_tokens - logged) <= rounding
+
+
+def test_the_card_alone_gives_what_the_guide_says():
+    assert predicted("h200-x1")[2].pool_tokens == 910_512 and "a pool of 910,512 tokens" in (ROOT / "docs" / "hardware.md").read_text()
 
 
 def test_the_card_is_read_as_cuda_has_it():
