@@ -97,6 +97,7 @@ def params_of(arm: dict[str, Any], vllm_release: str = "0.30") -> Params:
     """The arm as a params file would ask for it, for the ledger."""
     asked = arm["engine"]
     drafts, given = asked.get("speculative_config") or {}, asked.get("kv_cache_memory_bytes")
+    # The arms with an 8-bit cache are of sparse latent attention, where vLLM takes fp8 for this layout.
     cache = {"fp8": "fp8_ds_mla"}.get(asked.get("kv_cache_dtype"), "auto")
     sizes = {"tensor_parallel_size": arm["tensor"], "pipeline_parallel_size": arm["pipeline"]}
     engine = {

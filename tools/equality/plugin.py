@@ -75,7 +75,7 @@ def sorted_indices() -> None:
 
 
 def one_card() -> None:
-    """NCCL has to allow it as well: NCCL_MULTI_RANK_GPU_ENABLE=1, from 2.30 on."""
+    """NCCL has to allow it as well: NCCL_MULTI_RANK_GPU_ENABLE=1, which 2.32.3 knows and 2.29.7 does not."""
     import torch
     from vllm.platforms import current_platform
 
