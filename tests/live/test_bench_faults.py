@@ -73,9 +73,19 @@ def asked(proxied):
     return answers, probes.against({"counts": probes.counts(answers)}, None)
 
 
+def unhurried(proxied, points=POINTS, tries=4):
+    """Samples of a server without a fault. A busy machine may delay a client by itself, which is a lag and nothing else: then they are taken again."""
+    for _ in range(tries):
+        taken = sampled(proxied, points)
+        reasons = {reason.partition(":")[0] for sample in taken for reason in sample.void}
+        if reasons != {"lag"}:
+            break
+    return taken
+
+
 def test_a_plain_proxy_changes_nothing(proxied):
     proxied[0].fault = ""
-    assert [sample.void for sample in sampled(proxied)] == [[], []]
+    assert [sample.void for sample in unhurried(proxied)] == [[], []]
     answers, _ = asked(proxied)
     assert not [answer for answer in answers if answer.problems] and [answer.failed for answer in answers[:2]] == ["", ""]
     read = [likelihood.read_texts(target_of(proxied), ["en"]) for _ in range(2)]
@@ -151,7 +161,7 @@ def test_the_client_is_not_what_is_measured(proxied, at_once):
     """At the highest concurrency of the server it takes less than a fifth of a core, and it can take more than ten times the tokens."""
     proxied[0].fault = ""
     highest = POINTS.model_copy(update={"prefill_tokens": [64], "decode_concurrency": [8], "decode_output_tokens": 32})
-    sample = sampled(proxied, highest)[-1]
+    sample = unhurried(proxied, highest)[-1]
     assert sample.void == [] and len(sample.ttft_s) == 8 and sample.client_cores < 0.2
     result = proxied[1](measuring.arguments(bench.Target(at_once, "m"), bench.Asked("decode_c8_tok_s", 32, 256, 8)), ["word"] * 8)
     assert result["output_lens"] == [256] * 8
@@ -165,11 +175,13 @@ def test_the_command_against_a_server_that_is_up(proxied, tmp_path):
     done = subprocess.run([*command, *(word for change in changes for word in ("--set", change))], capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
-    assert document == json.loads((tmp_path / "out" / "bench.json").read_text()) and document["void"] == [] and document["problems"] == []
+    assert document == json.loads((tmp_path / "out" / "bench.json").read_text()) and document["problems"] == []
+    # What a busy machine delayed is void and was taken again.
+    assert all(row["why"].startswith("lag:") for row in document["void"])
     assert [row["metric"] for row in document["points"]] == ["prefill_160_tok_s", "decode_c2_tok_s"]
     kept = bench.read_samples(tmp_path / "out" / "samples.jsonl")
     assert [row["median"] for row in document["points"]] == [
-        statistics.median([s.value_tok_s for s in kept if s.metric == r["metric"]]) for r in document["points"]
+        statistics.median([s.value_tok_s for s in kept if s.metric == r["metric"] and not s.void]) for r in document["points"]
     ]
     again = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert again.returncode == 2 and "a finished measurement is kept there" in again.stderr
