@@ -191,7 +191,7 @@ def probe(station: Station, booted: Boot, arm: str, asked: Probes | None = None)
     params, file = station.params, station.run_dir / "readings.json"
     with _measured(booted), station.clock("probes"):
         streams = max(params.benchmarks.decode_concurrency)
-        ask = probes.ask_nothing if params.model.source == "dummy" else probes.run
+        ask = probes.ask_nothing if params.model.made_up else probes.run
         answers, read = ask(bench.of_state(booted.state), asked or params.probes, params.engine.max_model_len, streams, arm, station.progress)
     probes.keep_answers(station.run_dir / "answers.jsonl", answers)
     files.write_json(file, (json.loads(file.read_text()) if file.is_file() else {}) | {arm: read})
@@ -223,10 +223,13 @@ def launch_line(station: Station, name: str, logged: int | None, pool: memory.Po
 
 def served_line(name: str, logged: int, predicted: int, rounding: int | None) -> tuple[str, bool]:
     """(the line of a server that came up, whether its pool is not the predicted one). Tokens; rounding: as memory.pool_after gives it."""
-    residual = logged - predicted
-    wrong = rounding is not None and abs(residual) > rounding
+    residual, wrong = logged - predicted, _is_beyond(logged, predicted, rounding)
     line = f"{name} serves: KV pool {logged:,} tokens, predicted {predicted:,}, residual {residual:,}"
     return line + ("; the memory accounting is wrong here" if wrong else ""), wrong
+
+
+def _is_beyond(logged: int, predicted: int, rounding: int | None) -> bool:
+    return rounding is not None and abs(logged - predicted) > rounding
 
 
 def speeds_line(station: Station, name: str, metrics: list[str], sound: int, samples: int) -> str:
@@ -262,7 +265,7 @@ def pool_is_off(
     if None in (predicted, logged) or logged == predicted:
         return False
     found, rounding = memory.pool_after(params, memory.model_spec(params.model.name), layers, logged_gib, gpus, strategy_of(arm).layout)
-    return rounding is not None and abs(logged - found.pool_tokens) > rounding
+    return _is_beyond(logged, found.pool_tokens, rounding)
 
 
 def pool_label(station: Station) -> str:
@@ -278,7 +281,7 @@ def what_was_asked(station: Station) -> str:
 def without_signs(station: Station) -> str:
     """What to say where lengths and log-probabilities of the answers show nothing."""
     known = "Lengths and log-probabilities are as the baseline's, as far as there is one."
-    known = NOT_ASKED if station.params.model.source == "dummy" else known
+    known = NOT_ASKED if station.params.model.made_up else known
     return f"{station.report.name} gives neither answers nor log-probabilities." if station.report else known
 
 
@@ -287,7 +290,7 @@ def probe_baseline(station: Station) -> tuple[dict[str, Any] | None, str]:
     if station.report:
         told = reported_arms.told(station.report, "baseline")
         return (told, f"Baseline: {station.report.name}'s other arm.") if told["counts"] else (None, f"{station.report.name} gives no count of answers.")
-    if station.params.model.source == "dummy":
+    if station.params.model.made_up:
         return None, NOT_ASKED
     found, why_none = probes.read_baseline(station.params.model.name, station.params.probes)
     return found, (f"Baseline: {found['layout']}, {found['made_at'][:10]}. " if found else "") + why_none

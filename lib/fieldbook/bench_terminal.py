@@ -82,7 +82,7 @@ def _of_file(arguments) -> int:
         about, target = {"params": params.hash}, bench.of_state(served.boot.state)
         plan = Plan(target, params.benchmarks, params.probes, folder, params.model.name, name, about, limits)
         # What a model with made-up weights answers means nothing.
-        arguments.no_probes = arguments.no_probes or params.model.source == "dummy"
+        arguments.no_probes = arguments.no_probes or params.model.made_up
         return _measured(arguments, plan, params.engine.max_model_len)
     finally:
         interrupts.ignore_signals()

@@ -81,7 +81,9 @@ def predict(
     links, flops = strategy.prefill_at_most_tok_s(here, spec, params, fabric, layers), ceilings.rank_flops(params, spec, box, arm.ranks)
     for tokens in bench.prefill_tokens:
         metric = f"prefill_{tokens}_tok_s"
-        one = [strategy.lone_prefill_s(here, spec, params, fabric, layers, tokens, rate, above) for rate, above in flops] if alone and flops else []
+        # What bounds a rank with links at their floor, then what to expect of both.
+        pace = zip(flops, (1.0, strategy.LINKS_ABOVE_FLOOR), strict=True) if alone and flops else ()
+        one = [strategy.lone_prefill_s(here, spec, params, fabric, layers, tokens, rate, above) for rate, above in pace]
         if one and None not in one:
             (least_s, of_links_s), (expected_s, _) = one
             bound = "links" if of_links_s > least_s / 2 else "arithmetic"

@@ -10,7 +10,7 @@ from .inventory import Inventory
 from .inventory.measure import WHAT
 from .params import Params
 from .spec import ModelSpec
-from .strategy import LINKS_ABOVE_FLOOR
+from .strategy.datasheets import memory_gb_s, tensor_tflops
 
 # float32 operations of one core per clock cycle: two fused multiply-add units of 16, 8 or 4 lanes.
 FLOPS_PER_CYCLE = {"avx512f": 64, "avx2": 32, None: 16}
@@ -78,17 +78,21 @@ def gpu_rates(params: Params, spec: ModelSpec, box: Inventory) -> tuple[float | 
 
     No layout can do more with as many of them, whichever way it divides the model.
     """
-    from .strategy.datasheets import memory_gb_s, tensor_tflops
-
     ranks = max(params.parallel.ranks, params.verdict.baseline.ranks)
-    reads, flops = [memory_gb_s(gpu)[0] for gpu in box.gpus], [tensor_tflops(gpu) for gpu in box.gpus]
-    fastest = [sorted(rates, reverse=True)[:ranks] if rates and all(rates) else [] for rates in (reads, flops)]
-    # Quantized weights may be multiplied as eight-bit numbers, at twice the rate.
-    return sum(fastest[0]) * 1e9 or None, (2 if spec.quantization else 1) * sum(fastest[1]) * 1e12 or None
+    reads = [memory_gb_s(gpu)[0] for gpu in box.gpus]
+    fastest = [sorted(rates, reverse=True)[:ranks] if rates and all(rates) else [] for rates in (reads, _listed_flops(spec, box))]
+    return sum(fastest[0]) * 1e9 or None, sum(fastest[1]) or None
 
 
-def rank_flops(params: Params, spec: ModelSpec, box: Inventory, ranks: int) -> list[tuple[float, float]]:
-    """[(operations per second of a rank at most, 1), (what it can be expected to do, links above their floor)]; empty where nothing tells.
+def _listed_flops(spec: ModelSpec, box: Inventory) -> list[float]:
+    """Operations per second of each GPU by its data sheet; empty where one is not listed. Quantized weights may be multiplied as eight-bit numbers, at
+    twice the rate."""
+    listed = [tensor_tflops(gpu) for gpu in box.gpus]
+    return [(2 if spec.quantization else 1) * rate * 1e12 for rate in listed] if all(listed) else []
+
+
+def rank_flops(params: Params, spec: ModelSpec, box: Inventory, ranks: int) -> tuple[float, float] | None:
+    """(operations per second of a rank at most, what it can be expected to do); None where nothing tells.
 
     A GPU's data sheet bounds it, its measured matrix product is what to expect; of several kinds of cards the fastest. CPU ranks share the cores, or have
     as many threads as they are given.
@@ -96,18 +100,15 @@ def rank_flops(params: Params, spec: ModelSpec, box: Inventory, ranks: int) -> l
     if params.engine.device == "cpu":
         whole = peak_flops(box)
         if not whole:
-            return []
+            return None
         cores = box.host.logical_cpus
         own = whole * min(params.engine.omp_threads_per_rank or cores / ranks, cores) / cores
-        return [(own, 1.0), (own, LINKS_ABOVE_FLOOR)]
-    from .strategy.datasheets import tensor_tflops
-
-    listed = [rate for gpu in box.gpus if (rate := tensor_tflops(gpu))]
-    if not listed or len(listed) < len(box.gpus):
-        return []
-    most = (2 if spec.quantization else 1) * max(listed) * 1e12
+        return own, own
+    most = max(_listed_flops(spec, box), default=None)
+    if most is None:
+        return None
     seen = [m.spread.median * 1e12 for m in box.measured if m.what == WHAT["product"][0]]
-    return [(most, 1.0), (max(seen, default=most), LINKS_ABOVE_FLOOR)]
+    return most, max(seen, default=most)
 
 
 def at_measured(params: Params, spec: ModelSpec, box: Inventory) -> dict[str, float]:

@@ -125,7 +125,7 @@ def command_line(params: Params, arm: Parallel | Baseline, layers_per_stage: tup
     engine, spec = params.engine, memory.model_spec(params.model.name)
     argv = [engine.python or sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
     argv += ["--model", str(weights_dir(params)), "--served-model-name", params.model.name]
-    argv += ["--load-format", "dummy"] if params.model.source == "dummy" else []
+    argv += ["--load-format", "dummy"] if params.model.made_up else []
     argv += ["--host", params.server.host, "--port", str(port)]
     argv += ["--dtype", engine.dtype, "--max-model-len", str(engine.max_model_len)]
     argv += ["--max-num-seqs", str(engine.max_num_seqs), "--max-num-batched-tokens", str(engine.max_num_batched_tokens)]

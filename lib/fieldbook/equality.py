@@ -145,8 +145,14 @@ def _read(file: Path) -> dict[str, Any]:
 
 def claims_of(box: str) -> list[Claim]:
     """Every claim of a box, in the order of the file."""
-    found = read(box)
-    return [judged(claim, found["arms"], box) for claim in found["claims"]]
+    return _claims(paths.box_data_dir(box) / FILE)
+
+
+@lru_cache
+def _claims(file: Path) -> list[Claim]:
+    # Each patch asks for its own, and they are all judged by the same arms.
+    found = _read(file)
+    return [judged(claim, found["arms"], file.parent.name) for claim in found["claims"]]
 
 
 def boxes() -> list[str]:

@@ -110,11 +110,7 @@ def _share(one: weights.Component, layer: Layer) -> float:
 
 def active_parameters(spec: ModelSpec) -> int:
     """Parameters of the layers that one token passes: everything but the experts it is not sent to. Embedding and lm_head are not counted."""
-    total = 0
-    for layer in spec.layers:
-        for one in weights.components(layer, spec):
-            total += round(one.parameters * _share(one, layer))
-    return total
+    return round(parameters_per_rank(spec, range(spec.num_hidden_layers), 1, 1))
 
 
 def parameters_per_rank(spec: ModelSpec, layers: range, ranks: int, expert_ranks: int) -> float:

@@ -45,16 +45,16 @@ def ensure(params: Params, progress: Callable[[str], None] = lambda text: None) 
     with open(folder.parent / ".lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not _is_made(params, folder):
-            make = _make_up if params.model.source == "dummy" else _make
+            make = _make_up if params.model.made_up else _make
             make(params, folder, progress)
     return folder
 
 
 def _is_made(params: Params, folder: Path) -> bool:
     """Whether the folder is whole. A made-up model's follows its config.json, which may have changed since."""
-    if params.model.source != "dummy" or not is_complete(folder):
-        return is_complete(folder)
-    return files.sha256_of(folder / "config.json") == files.sha256_of(paths.model_config_dir(params.model.name) / "config.json")
+    if not is_complete(folder):
+        return False
+    return not params.model.made_up or files.sha256_of(folder / "config.json") == files.sha256_of(paths.model_config_dir(params.model.name) / "config.json")
 
 
 def is_complete(folder: Path) -> bool:

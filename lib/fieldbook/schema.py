@@ -40,6 +40,11 @@ class Model(Section):
     checkpoint_gib: Annotated[float, Field(gt=0)] | None = Field(None, description="size of the checkpoint in GiB as stated, where its files are not here")
     headers_sha256: str = Field("", pattern=r"^([0-9a-f]{64})?$", description="what `serve` says of the checkpoint's headers; another checkpoint is refused")
 
+    @property
+    def made_up(self) -> bool:
+        """Whether vLLM makes the weights up: there is no checkpoint, and answers mean nothing."""
+        return self.source == "dummy"
+
 
 class Boot(Section):
     """What the boot log of an earlier run told."""

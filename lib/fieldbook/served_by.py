@@ -59,7 +59,7 @@ def check(params: Params, where: str) -> None:
 
 def _check_made_up(params: Params, where: str) -> None:
     """Made-up weights have neither a folder nor a checkpoint to be compared with, and one way of loading."""
-    if params.model.source != "dummy":
+    if not params.model.made_up:
         return
     for key in ("path", "headers_sha256"):
         if getattr(params.model, key):

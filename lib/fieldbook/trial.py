@@ -17,7 +17,7 @@ from .errors import GateFailed
 from .outcome import Outcome
 from .station import Station
 from .trial_steps import STEPS as STEPS
-from .trial_steps import Trial, follows_on, keep, kept, need_samples, needs
+from .trial_steps import Trial, follows_on, keep, kept, kv_space_gib, need_samples, needs
 from .trial_steps import has_samples as has_samples
 from .trial_steps import layouts as layouts
 from .trial_steps import missing as missing
@@ -191,9 +191,8 @@ def held(predicted: int | None, logged: int | None) -> dict[str, int | None]:
 
 
 def _is_off(trial: Trial, arm: str, predicted: int | None, facts: dict[str, Any]) -> bool:
-    # Keys of JSON are words.
-    space = {int(stage): gib for stage, gib in facts.get("available_kv_gib", {}).items()}
-    return arms.pool_is_off(trial.station.params, trial.arms[arm], trial.layers[arm], predicted, facts["pool_tokens"], space, trial.station.gpus())
+    st, logged = trial.station, (facts["pool_tokens"], kv_space_gib(facts))
+    return arms.pool_is_off(st.params, trial.arms[arm], trial.layers[arm], predicted, *logged, st.gpus())
 
 
 def boot_facts(booted: Boot) -> dict[str, Any]:

@@ -48,6 +48,11 @@ def named(layouts: dict[str, str]) -> dict[str, str]:
     return {arm: f"{name} ({arm})" if same else name for arm, name in layouts.items()}
 
 
+def kv_space_gib(facts: dict[str, Any]) -> dict[int, float]:
+    """KV space of each stage in GiB in what a step's file tells of a boot; keys of JSON are words. Empty in files of before it was told."""
+    return {int(stage): gib for stage, gib in facts.get("available_kv_gib", {}).items()}
+
+
 def has_samples(station: Station) -> bool:
     """Whether there is anything to compare: a live box measures, of a recorded one there must be samples."""
     return station.live or paths.recorded_file(station.params.box.name, "samples.jsonl") is not None

@@ -1,6 +1,7 @@
 """What two ranks get of a link through NCCL: measured by two processes (gloo stands in here), kept beside the link, and what the strategies make of it."""
 
 import os
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -143,7 +144,7 @@ def test_the_model_orders_pipeline_and_tensor_parallelism_as_the_links_slow(chan
 
 def test_a_pair_that_is_hidden_is_told(monkeypatch, capfd):
     """CUDA_VISIBLE_DEVICES leaves one out: one note, and no rank is started."""
-    monkeypatch.setattr(w.sys, "argv", ["w", "--pair=0-3"])
+    monkeypatch.setattr(sys, "argv", ["w", "--pair=0-3"])
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     told = []
     monkeypatch.setattr(w.os, "fdopen", lambda *_: SimpleNamespace(write=lambda text: told.append(text), flush=lambda: None, close=lambda: None))

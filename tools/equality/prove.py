@@ -27,7 +27,7 @@ import yaml
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "lib"))
 
-from fieldbook import bootlog, files, patches  # noqa: E402
+from fieldbook import bootlog, files, live, patches  # noqa: E402
 from fieldbook.patches import editing, store  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
@@ -67,16 +67,6 @@ def copy_with(tree: Path, wanted: tuple[str, ...], alone: bool, work: Path) -> t
                 files.write_whole(root / "vllm" / path, content)
     edited = {str(p.relative_to(root / "vllm")): p for p in (root / "vllm").rglob("*.py") if p.stat().st_nlink == 1}
     return root, {path: hashlib.sha256(p.read_bytes()).hexdigest() for path, p in sorted(edited.items())}
-
-
-def plant(work: Path) -> Path:
-    """The folder with the plugin as an installed distribution."""
-    folder = work / "plugin"
-    files.write_whole(folder / "fieldbook_equality.py", (HERE / "plugin.py").read_bytes())
-    about = folder / "fieldbook_equality-1.dist-info"
-    files.write_whole(about / "METADATA", "Metadata-Version: 2.1\nName: fieldbook_equality\nVersion: 1\n")
-    files.write_whole(about / "entry_points.txt", "[vllm.general_plugins]\nfieldbook_equality = fieldbook_equality:register\n")
-    return folder
 
 
 def start(name: str, arm: dict, plan: dict, work: Path, plugin: Path, out: Path) -> dict:
@@ -145,7 +135,8 @@ def main() -> None:
     work, out = Path(plan["work"]), asked.out
     (work / "trees").mkdir(parents=True, exist_ok=True)
     out.mkdir(parents=True, exist_ok=True)
-    plugin, began, waiting, running = plant(work), time.monotonic(), dict(arms), {}
+    plugin, began, waiting, running = work / "plugin", time.monotonic(), dict(arms), {}
+    live.write_plugin(plugin, "fieldbook_equality", HERE / "plugin.py")
     results = json.loads((out / "arms.json").read_text()) if (out / "arms.json").is_file() else {}
     while waiting or running:
         late = time.monotonic() - began > asked.seconds
@@ -170,7 +161,7 @@ def main() -> None:
                 files.write_json(out / "arms.json", results)
                 print(f"{time.monotonic() - began:4.0f} s  {name}: {found['outcome']} {found.get('error', '')[:160]}", flush=True)
         time.sleep(0.3)
-    shutil.rmtree(work / "plugin", ignore_errors=True)
+    shutil.rmtree(plugin, ignore_errors=True)
 
 
 if __name__ == "__main__":

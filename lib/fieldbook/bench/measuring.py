@@ -54,6 +54,13 @@ def seed_of(salt: str, arm: str, boot: int, round_number: int, metric: str, repe
     return f"{salt}/{arm}/{boot}/{round_number}/{metric}/{repetition}/{stream}"
 
 
+def value_tok_s(asked: Asked, start_s: list[float], ttft_s: list[float], itl_s: list[list[float]], output_tokens: list[int]) -> float:
+    """The rate that a point's raw times give; 0.0 where they give none."""
+    if asked.is_prefill:
+        return asked.prompt_tokens / ttft_s[0] if ttft_s[0] > 0 else 0.0
+    return decode_tok_s(start_s, ttft_s, itl_s, output_tokens)
+
+
 def measure_point(target: Target, run: Run, asked: Asked, seeds: list[str], ceiling_tok_s: float | None, place: dict[str, Any]) -> Sample:
     """One sample. place: arm, boot, round and repetition. Raises GateFailed when server or client is gone; everything else makes it void."""
     count = prompts.counter(target)
@@ -65,7 +72,7 @@ def measure_point(target: Target, run: Run, asked: Asked, seeds: list[str], ceil
     counted = counters.read_after(target, before, asked.streams).since(before)
     spoken = [count_tokens(target, prompt=text, add_special_tokens=False) if text else 0 for text in result["generated_texts"]]
     starts, ttfts, gaps = in_microseconds(result["start_times"], result["ttfts"], result["itls"])
-    value = (asked.prompt_tokens / ttfts[0] if ttfts[0] > 0 else 0.0) if asked.is_prefill else decode_tok_s(starts, ttfts, gaps, result["output_lens"])
+    value = value_tok_s(asked, starts, ttfts, gaps, result["output_lens"])
     conditions = watch.document()
     return Sample(
         **place,

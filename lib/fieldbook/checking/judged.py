@@ -167,8 +167,7 @@ def _logged_pools(run: Run) -> tuple[dict[str, tuple[int | None, dict[int, float
     except CannotTell:
         steps = {name: run.step(name) for name in ("control", "boot")}
         boots = {"candidate": steps["boot"]["boot"], "baseline": list(steps["control"]["boots"].values())[-1]}
-        space = {arm: {int(stage): gib for stage, gib in boot.get("available_kv_gib", {}).items()} for arm, boot in boots.items()}
-        return {arm: (boot["pool_tokens"], space[arm]) for arm, boot in boots.items()}, "steps/*.json"
+        return {arm: (boot["pool_tokens"], trial_steps.kv_space_gib(boot)) for arm, boot in boots.items()}, "steps/*.json"
 
 
 def pool_ratio(run: Run, key: str) -> Found:

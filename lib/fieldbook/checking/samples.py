@@ -7,8 +7,7 @@ from .. import bench
 from ..bench import Sample
 from ..bench.checks import Asked, void_reasons
 from ..bench.counters import Counters
-from ..bench.measuring import MORE_TRIES
-from ..bench.rates import decode_tok_s
+from ..bench.measuring import MORE_TRIES, value_tok_s
 from .compare import Row, same
 from .run import Run
 
@@ -24,9 +23,7 @@ def name_of(sample: Sample) -> str:
 
 def value_of(sample: Sample, asked: Asked) -> float:
     """Tokens per second out of the raw times."""
-    if asked.is_prefill:
-        return asked.prompt_tokens / sample.ttft_s[0] if sample.ttft_s[0] > 0 else 0.0
-    return decode_tok_s(sample.start_s, sample.ttft_s, sample.itl_s, sample.output_tokens)
+    return value_tok_s(asked, sample.start_s, sample.ttft_s, sample.itl_s, sample.output_tokens)
 
 
 def cannot_be_applied_again(reason: str) -> bool:

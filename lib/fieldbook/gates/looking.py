@@ -117,7 +117,7 @@ def alternatives(params: Params, arm: Parallel | Baseline, spec: ModelSpec, gpus
 def facts_of(params: Params, arm: Parallel | Baseline, run_dir: Path) -> Facts:
     """This machine, now."""
     seen = checkpoint_facts(weights_dir(params))
-    if params.model.source == "dummy":
+    if params.model.made_up:
         seen = {"checkpoint_pending": "vLLM makes the weights up (--load-format dummy): speed and memory are the model's, answers mean nothing"}
     elif params.model.source != "folder" and not models.is_complete(weights_dir(params)):
         seen = {"checkpoint_pending": f"the weights of {params.model.name} are made at the first start"}

@@ -89,7 +89,7 @@ def checkpoint(launch: Launch) -> Ruling | None:
         ways = ("fetch the checkpoint again, whole", "server.allow [checkpoint], for one whose maker wrote another size into its index")
         return Ruling("refuse", facts.checkpoint_doubt, facts.checkpoint_told, ways, "checkpoint")
     if facts.checkpoint_pending:
-        ways = () if launch.params.model.source == "dummy" else ("`fieldbook model FILE` makes it",)
+        ways = () if launch.params.model.made_up else ("`fieldbook model FILE` makes it",)
         return Ruling("not checked", facts.checkpoint_pending, ways_out=ways)
     if not facts.checkpoint_told:
         return Ruling("not checked", "the checkpoint has no .safetensors files to look into")

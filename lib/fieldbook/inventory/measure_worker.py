@@ -20,6 +20,7 @@ import traceback
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 MIB, GIB = 2**20, 2**30
 SAMPLES = 7
@@ -248,8 +249,8 @@ def measure_gpus(torch, gpus: int, pairs: list[tuple[int, int]], emit: Emit) -> 
         attempt(emit, f"GPU {a} and GPU {b}", functools.partial(measure_pair, torch, (a, b), (device_of[a], device_of[b]), emit))
 
 
-def measure_loopback(torch, emit: Emit) -> None:
-    """Gloo between two processes over 127.0.0.1, as between pipeline ranks on the CPU. Emits quantities loopback, loopback_latency."""
+def two_ranks(rank: Callable[[int, socket.socket], Any]) -> Any:
+    """What rank(0, listener) returns, with rank(1, listener) in a process forked off before; that one is gone then. listener: for `join`."""
     from fieldbook import processes
 
     # Bound here and handed to the store, so that the port is free and only this machine can reach it. No file, so none can be left behind.
@@ -260,17 +261,33 @@ def measure_loopback(torch, emit: Emit) -> None:
         try:
             processes.die_with_parent()
             if os.getppid() == parent:
-                _loopback_rank(torch, 1, listener)
+                rank(1, listener)
         except BaseException:
             traceback.print_exc()
         finally:
             os._exit(0)
     try:
-        size, rates, latencies = _loopback_rank(torch, 0, listener)
+        return rank(0, listener)
     finally:
         # Its part is over with the last answer, or it is in the way.
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
+
+
+def join(dist, backend: str, rank: int, listener: socket.socket, patience_s: float = PATIENCE_S) -> None:
+    """Make this process one of two ranks of torch.distributed (`dist`), which find each other over the listener of `two_ranks`."""
+    port, patience = listener.getsockname()[1], timedelta(seconds=patience_s)
+    if rank == 0:
+        store = dist.TCPStore("127.0.0.1", port, 2, True, patience, wait_for_workers=False, master_listen_fd=listener.detach())
+    else:
+        listener.close()
+        store = dist.TCPStore("127.0.0.1", port, 2, False, patience)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=2, timeout=patience)
+
+
+def measure_loopback(torch, emit: Emit) -> None:
+    """Gloo between two processes over 127.0.0.1, as between pipeline ranks on the CPU. Emits quantities loopback, loopback_latency."""
+    size, rates, latencies = two_ranks(functools.partial(_loopback_rank, torch))
     emit(quantity="loopback", where="loopback, gloo", through_host=False, size_bytes=size, samples=rates)
     emit(quantity="loopback_latency", where="loopback, gloo", through_host=False, size_bytes=ANSWER_BYTES, samples=latencies)
 
@@ -279,13 +296,7 @@ def _loopback_rank(torch, rank: int, listener: socket.socket) -> tuple[int, list
     """(message bytes, GB/s of each sample, us of each sample) as this rank sees them; rank 0 sends first and its figures count."""
     dist = torch.distributed
     torch.set_num_threads(1)
-    port, patience = listener.getsockname()[1], timedelta(seconds=PATIENCE_S)
-    if rank == 0:
-        store = dist.TCPStore("127.0.0.1", port, 2, True, patience, wait_for_workers=False, master_listen_fd=listener.detach())
-    else:
-        listener.close()
-        store = dist.TCPStore("127.0.0.1", port, 2, False, patience)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=patience)
+    join(dist, "gloo", rank, listener)
     size = loopback_bytes(largest_cache_bytes())
     message, answer = torch.ones(size, dtype=torch.uint8), torch.ones(ANSWER_BYTES, dtype=torch.uint8)
 
@@ -302,12 +313,8 @@ def _loopback_rank(torch, rank: int, listener: socket.socket) -> tuple[int, list
     return size, rates[1:], latencies[1:]
 
 
-def main() -> None:
-    """Parse the arguments, import torch, measure, print."""
-    parser = argparse.ArgumentParser(description="Measure the links of this machine; one JSON document a line.")
-    parser.add_argument("--gpus", type=int, required=True, help="how many GPUs there are; 0 measures two processes over loopback")
-    parser.add_argument("--pairs", type=parse_pairs, default=[], help="pairs of GPUs to measure, as 0-1,0-4")
-    arguments = parser.parse_args()
+def work(measure: Callable[[Any, Emit], None], not_measured: str) -> None:
+    """The whole of a measuring process: import torch, measure(torch, emit), end. not_measured: what a note begins with where torch cannot be imported."""
     # Libraries print where they like; stdout is for the results alone.
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
@@ -321,16 +328,29 @@ def main() -> None:
     try:
         import torch
     except Exception as error:  # ImportError; OSError where one of its libraries is missing
-        emit(note=f"links not measured: {sys.executable} cannot import torch ({first_line(error)})")
+        emit(note=f"{not_measured}: {sys.executable} cannot import torch ({first_line(error)})")
     else:
-        if arguments.gpus:
-            measure_gpus(torch, arguments.gpus, arguments.pairs, emit)
-        else:
-            attempt(emit, "loopback, gloo", lambda: measure_loopback(torch, emit))
+        measure(torch, emit)
     emit(done=True)
     out.close()
     # Taking torch down in good order costs a third of a second and gives nothing back that the kernel does not.
     os._exit(0)
+
+
+def main() -> None:
+    """Parse the arguments, and measure the GPUs, or loopback where there are none."""
+    parser = argparse.ArgumentParser(description="Measure the links of this machine; one JSON document a line.")
+    parser.add_argument("--gpus", type=int, required=True, help="how many GPUs there are; 0 measures two processes over loopback")
+    parser.add_argument("--pairs", type=parse_pairs, default=[], help="pairs of GPUs to measure, as 0-1,0-4")
+    arguments = parser.parse_args()
+
+    def measure(torch, emit: Emit) -> None:
+        if arguments.gpus:
+            measure_gpus(torch, arguments.gpus, arguments.pairs, emit)
+        else:
+            attempt(emit, "loopback, gloo", lambda: measure_loopback(torch, emit))
+
+    work(measure, "links not measured")
 
 
 if __name__ == "__main__":

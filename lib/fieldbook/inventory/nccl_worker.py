@@ -5,18 +5,13 @@ own environment: two settings alone turn NVLink into host memory, and that into 
 """
 
 import argparse
-import contextlib
 import functools
-import json
 import math
 import os
 import socket
-import sys
-import traceback
 from collections.abc import Callable
-from datetime import timedelta
 
-from .measure_worker import SAMPLE_S_MIN, SAMPLES, Emit, attempt, elapsed_s, first_line, parse_pairs, visible_gpus
+from .measure_worker import SAMPLE_S_MIN, SAMPLES, Emit, attempt, elapsed_s, join, parse_pairs, two_ranks, visible_gpus, work
 
 MIB = 2**20
 # A prefill's hidden states; and what a decode step of a few streams hands on.
@@ -37,13 +32,7 @@ def rank(torch, number: int, device: str, listener: socket.socket, backend: str 
     on_gpu = device.startswith("cuda")
     if on_gpu:
         torch.cuda.set_device(device)
-    port, patience = listener.getsockname()[1], timedelta(seconds=PATIENCE_S)
-    if number == 0:
-        store = dist.TCPStore("127.0.0.1", port, 2, True, patience, wait_for_workers=False, master_listen_fd=listener.detach())
-    else:
-        listener.close()
-        store = dist.TCPStore("127.0.0.1", port, 2, False, patience)
-    dist.init_process_group(backend, store=store, rank=number, world_size=2, timeout=patience)
+    join(dist, backend, number, listener, PATIENCE_S)
     large, small = (torch.zeros(n, dtype=torch.uint8, device=device) for n in (LARGE_BYTES, SMALL_BYTES))
     # NCCL adds numbers, not bytes.
     numbers = {n: torch.zeros(n // 2, dtype=torch.bfloat16, device=device) for n in (LARGE_BYTES, SMALL_BYTES)}
@@ -89,50 +78,20 @@ def rank(torch, number: int, device: str, listener: socket.socket, backend: str 
 
 def measure(torch, gpus: tuple[int, int], devices: tuple[str, str], emit: Emit, backend: str = "nccl") -> None:
     """Both ranks, one of them forked off before CUDA is touched. Emits quantities nccl, nccl_latency, nccl_reduce, nccl_reduce_latency."""
-    from fieldbook import processes
-
-    listener = socket.create_server(("127.0.0.1", 0))
-    parent = os.getpid()
-    child = os.fork()
-    if child == 0:
-        try:
-            processes.die_with_parent()
-            if os.getppid() == parent:
-                rank(torch, 1, devices[1], listener, backend)
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(0)
-    try:
-        found = rank(torch, 0, devices[0], listener, backend)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(child, 9)
-        os.waitpid(child, 0)
+    found = two_ranks(lambda number, listener: rank(torch, number, devices[number], listener, backend))
     for quantity, (size, samples) in found.items():
         where = f"GPU {gpus[0]} -> GPU {gpus[1]}" if quantity == "nccl" else f"GPU {gpus[0]} <-> GPU {gpus[1]}"
         emit(quantity=quantity, where=where, through_host=False, size_bytes=size, samples=samples)
 
 
 def main() -> None:
-    """Parse the argument, import torch, measure, print."""
+    """Parse the argument, and measure the pair."""
     parser = argparse.ArgumentParser(description="Measure what NCCL carries between two GPUs; one JSON document a line.")
     parser.add_argument("--pair", type=parse_pairs, required=True, help="the two GPUs by nvidia-smi's numbers, as 0-1")
     ((a, b),) = parser.parse_args().pair
-    out = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-
-    def emit(**fields) -> None:
-        print(json.dumps(fields), file=out, flush=True)
-
-    os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
     label = f"NCCL between GPU {a} and GPU {b}"
-    emit(doing="import of torch")
-    try:
-        import torch
-    except Exception as error:
-        emit(note=f"{label}: not measured: {sys.executable} cannot import torch ({first_line(error)})")
-    else:
+
+    def measure_pair(torch, emit: Emit) -> None:
         visible = visible_gpus(os.environ.get("CUDA_VISIBLE_DEVICES"), max(a, b) + 1)
         if visible is None or not {a, b} <= set(visible):
             emit(note=f"{label}: not measured (CUDA_VISIBLE_DEVICES leaves one out, or does not list GPUs by number)")
@@ -141,9 +100,8 @@ def main() -> None:
         else:
             devices = (f"cuda:{visible.index(a)}", f"cuda:{visible.index(b)}")
             attempt(emit, label, lambda: measure(torch, (a, b), devices, emit))
-    emit(done=True)
-    out.close()
-    os._exit(0)
+
+    work(measure_pair, f"{label}: not measured")
 
 
 if __name__ == "__main__":

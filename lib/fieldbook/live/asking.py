@@ -12,7 +12,6 @@ from ..errors import GateFailed
 from . import plugin
 
 NAME = "fieldbook_live"
-_METADATA = f"Metadata-Version: 2.1\nName: {NAME}\nVersion: 1\n"
 
 
 @dataclass(frozen=True)
@@ -28,11 +27,16 @@ class Answer:
     runners: tuple[str, ...]
 
 
+def write_plugin(folder: Path, name: str, source: Path) -> None:
+    """Put a module with a `register` into a folder as an installed distribution, whose entry point vLLM calls in each of its processes."""
+    files.write_whole(folder / f"{name}.py", source.read_bytes())
+    files.write_whole(folder / f"{name}-1.dist-info" / "METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n")
+    files.write_whole(folder / f"{name}-1.dist-info" / "entry_points.txt", f"[vllm.general_plugins]\n{name} = {name}:register\n")
+
+
 def plant(folder: Path, environment: dict[str, str]) -> dict[str, str]:
     """Put the plugin where a server that is started with the returned environment finds it, whichever Python it runs in."""
-    files.write_whole(folder / f"{NAME}.py", Path(plugin.__file__).read_bytes())
-    files.write_whole(folder / f"{NAME}-1.dist-info" / "METADATA", _METADATA)
-    files.write_whole(folder / f"{NAME}-1.dist-info" / "entry_points.txt", f"[vllm.general_plugins]\n{NAME} = {NAME}:register\n")
+    write_plugin(folder, NAME, Path(plugin.__file__))
     search = [str(folder), *filter(None, [environment.get("PYTHONPATH")])]
     planted = {"PYTHONPATH": os.pathsep.join(search), plugin.FOLDER: str(folder)}
     if "VLLM_PLUGINS" in environment:
