@@ -152,6 +152,14 @@ def test_a_handled_warning_does_not_hide_the_cause():
     assert bootlog.root_error(handled + WORKER_DEATH) == "AssertionError in gather"
 
 
+def test_an_exception_without_words_is_the_cause_and_not_what_the_engine_says_of_it():
+    """StopIteration ends in none of Error, Exception, Interrupt; what a stage with ghost tensors died of on the H200, and the engine's echo of it."""
+    head = "(Worker_PP1 pid=1458) ERROR 11-30 16:16:05 [multiproc_executor.py:1055] "
+    frames = '  File "vllm/v1/worker/utils.py", line 426, in allocate_kv_cache\n', "    group_id, group = next(\n", "StopIteration\n"
+    echo = "RuntimeError: Worker failed with error '', please check the stack trace above for the root cause\n"
+    assert bootlog.root_error("".join(head + line for line in frames) + echo) == "StopIteration in allocate_kv_cache"
+
+
 CAPTURES = ROOT.parent / "shared" / "captures" / "h200-boot"
 
 

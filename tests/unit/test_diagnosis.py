@@ -40,6 +40,11 @@ EXAMPLES = [
     ("heads-not-divisible", "Value error, Total number of attention heads (48) must be divisible by tensor parallel size (5).", "48 attention heads",
      "1, 2, 3, 4, 6, 8"),
     ("experts-not-divisible", "AssertionError: n_physical_experts=256 must be divisible by ep_size=3. Adjust", "256 experts", "num_redundant_experts 2"),
+    ("experts-on-cpu",
+     "(Worker_TP0_EP0 pid=7) INFO 11-30 10:00:01 [cpu_model_runner.py:130] Starting to load model\n!!!!!!! Segfault encountered !!!!!!!\n"
+     '  File "/tmp/vllm/csrc/cpu/cpu_fused_moe.cpp", line 242, in fused_moe_impl<float, float, cpu_micro_gemm::MicroGemm<(cpu_utils::ISA)1, float> >',
+     "spread over CPU ranks", "--enable-expert-parallel"),
+    ("crash-in-native-code", '!!!!!!! Segfault encountered !!!!!!!\n  File "<unknown>", line 0, in c10::Dispatcher::callBoxed', "native code", "which rank"),
     ("partition-count", "ValueError: len(partitions)=2 does not match pp_size=3.", "has 2 numbers", "give 3 numbers"),
     ("partition-count", "ValueError: len(partitions)=2 does not match pp_size=1.", "1 pipeline stage", "helper process or a draft"),
     ("partition-sum", "ValueError: sum(partitions)=77 does not match num_hidden_layers=78.", "counts 77 layers", "add up to 78"),

@@ -124,6 +124,10 @@ def test_experts_are_cut_by_width_in_whole_groups_or_left_whole(glm, flash):
     assert reasons(Strategy(16), glm, of(A100)) == [] == reasons(Strategy(32, expert_parallel=True), glm, of(A100))
     few = replace(glm, layers=tuple(replace(one, mlp=replace(one.mlp, experts=16)) if one.mlp.experts else one for one in glm.layers))
     assert reasons(Strategy(4, 1, 8, expert_parallel=True), few, of(A100)) == ["16 experts on 32 ranks leave some without any"]
+    # Seen in 0.30.0: the kernel takes the number of any expert for one of its own. A pipeline keeps its layers' experts together.
+    spread = "EP on a CPU: every rank dies of its first request (segmentation fault)"
+    assert reasons(Strategy(2, expert_parallel=True), glm, of(A100, device="cpu")) == [spread]
+    assert reasons(Strategy(1, 2, expert_parallel=True), glm, of(A100, device="cpu")) == []
 
 
 def test_drafting_with_a_pipeline_depends_on_the_release(glm, flash):

@@ -5,8 +5,8 @@ import re
 from .lines import HEAD, PREFIX, clean
 
 _KILLED = re.compile(r"((?:Worker|Engine core) proc \S+ died unexpectedly)")
-# Packages print their exceptions with the module in front.
-_ERROR = re.compile(r"(?:\w+\.)*(\w*(?:Error|Exception|Interrupt))(?:: (.*))?$")
+# Packages print their exceptions with the module in front. StopIteration is the one of Python's own that has none of these endings and has ended servers.
+_ERROR = re.compile(r"(?:\w+\.)*(\w*(?:Error|Exception|Interrupt)|StopIteration)(?:: (.*))?$")
 _NAME = re.sub(r"\?P<\w+>", "?:", PREFIX.pattern)
 # Time stamps of CI, names of containers, and the processes' own names.
 _WHO = re.compile(rf"^(?:\[?\d{{4}}-\d\d-\d\d[T ][\d:.,]+Z?\]? |[\w.-]+ +\| |(?:{_NAME}) |\[rank\d+\]: )+")

@@ -73,6 +73,13 @@ RULES = (
         f"or add redundant experts: num_redundant_experts {-int(match[1]) % int(match[2])}",
     ),
     Rule(
+        "experts-on-cpu",
+        r"Segfault encountered",
+        "experts are spread over CPU ranks, whose kernel takes the number of any expert for one of its own",
+        "leave --enable-expert-parallel out: tensor parallelism cuts each expert instead, and a pipeline keeps whole layers",
+        when=lambda match, log, line: log.says(r"cpu_fused_moe") is not None and log.says(r"enable_expert_parallel|_EP\d|--enable-expert-parallel") is not None,
+    ),
+    Rule(
         "partition-count",
         r"len\(partitions\)=(\d+) does not match pp_size=(\d+)",
         lambda match, log, line: f"VLLM_PP_LAYER_PARTITION has {match[1]} numbers, and the process that reads it has {match[2]} pipeline stage(s)",

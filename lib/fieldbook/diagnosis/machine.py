@@ -81,7 +81,7 @@ RULES = (
     ),
     Rule(
         "crash-in-native-code",
-        r"(?:Segmentation fault|SIGSEGV|exit(?:ed)? (?:code|status):? -11\b)",
+        r"(?:Segmentation fault|Segfault encountered|SIGSEGV|exit(?:ed)? (?:code|status):? -11\b)",
         "native code of a worker crashed",
         "look which rank ended first; start again with PYTHONFAULTHANDLER=1 and --enforce-eager, and with another attention backend",
         sure="medium",

@@ -51,6 +51,9 @@ def experts(s: Strategy, spec: ModelSpec, params: Params) -> Veto | None:
     ranks = s.layout.expert_ranks
     if s.tensor_parallel_size > moe.experts:
         return Veto(f"TP{s.tensor_parallel_size} is more than the {moe.experts} experts", "models/qwen3_moe.py and others")
+    if s.expert_parallel and ranks > 1 and params.engine.device == "cpu":
+        # The router picks among all experts, the kernel has those of its rank, and the map from one to the other is not looked at.
+        return Veto("EP on a CPU: every rank dies of its first request (segmentation fault)", "fused_moe/experts/cpu_moe.py, csrc/cpu/cpu_fused_moe.cpp, 0.30")
     if s.expert_parallel:
         return Veto(f"{moe.experts} experts on {ranks} ranks leave some without any", "fused_moe/expert_map_manager.py") if ranks > moe.experts else None
     if moe.expert_intermediate_size % ranks:
