@@ -5,6 +5,7 @@ that, so that no count is typed in anywhere.
 """
 
 import json
+import statistics
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -12,26 +13,13 @@ from typing import Any, Literal
 
 from . import kv, memory, partition, paths
 from .errors import BadInput
+from .likeness import likeness, nearest, repeats
 from .params import Params, validate
 
-Expected = Literal["same", "other", "differs", "ends"]
+Expected = Literal["same", "among", "other", "differs", "ends"]
 FILE = "equality.json"
 # A silent fault of a cut changes nearly every token; where kernels merely add up in another order, a greedy choice between equals flips now and then.
 OTHER_SHARE = 0.5
-
-
-@dataclass(frozen=True)
-class Likeness:
-    """Two arms that answered the same prompts: tokens that agree, tokens in all, and the largest difference of a token's log-probability."""
-
-    same: int
-    tokens: int
-    logprob_difference: float
-
-    def shown(self) -> str:
-        """'144 of 144 tokens, log-probabilities identical'."""
-        apart = "identical" if self.logprob_difference == 0 else f"at most {self.logprob_difference:.3g} apart"
-        return f"{self.same} of {self.tokens} tokens, log-probabilities {apart}"
 
 
 @dataclass(frozen=True)
@@ -52,22 +40,12 @@ class Claim:
         return {"claim": self.says, "predicted": self.predicted, "measured": self.measured, "holds": self.holds}
 
 
-def likeness(ours: dict[str, Any], theirs: dict[str, Any]) -> Likeness:
-    """How far two arms agree. Raises BadInput for arms that were asked different things."""
-    pairs = list(zip(ours["runs"], theirs["runs"], strict=False))
-    alike = all(a["prompt_tokens"] == b["prompt_tokens"] and len(a["tokens"]) == len(b["tokens"]) for a, b in pairs)
-    if len(ours["runs"]) != len(theirs["runs"]) or not alike:
-        raise BadInput("equality: the two arms were asked different prompts")
-    same = sum(x == y for a, b in pairs for x, y in zip(a["tokens"], b["tokens"], strict=True))
-    apart = max((abs(x - y) for a, b in pairs for x, y in zip(a["logprobs"], b["logprobs"], strict=True)), default=0.0)
-    return Likeness(same, sum(len(a["tokens"]) for a, _ in pairs), round(apart, 5))
-
-
 def judged(claim: dict[str, Any], arms: dict[str, Any], box: str) -> Claim:
     """One claim of the file against its arms.
 
-    expect: same (every token, and log-probabilities within `apart`, 0 by default), other (fewer than half of the tokens), differs (not every token), or ends
-    (an exception with `words` in it), of the arm `arm` against `like`.
+    expect: same (every token, and log-probabilities within `apart`, 0 by default), among (the same, of any answer that `like` gave to the prompt: for one
+    that does not repeat itself), other (fewer than half of the tokens), differs (not every token), or ends (an exception with `words` in it), of the arm
+    `arm` against `like`.
     """
     expect, name = claim["expect"], claim["arm"]
     told = {"box": box, "patch": claim.get("patch", ""), "says": claim["says"], "arm": name}
@@ -75,7 +53,11 @@ def judged(claim: dict[str, Any], arms: dict[str, Any], box: str) -> Claim:
         told["predicted"] = f"ends with {claim['words']!r}"
     else:
         within = f"within {claim['apart']:g}" if claim.get("apart") else "identical"
-        as_words = {"same": f"as {claim['like']}: every token, log-probabilities {within}", "other": f"other tokens than {claim['like']}"}
+        as_words = {
+            "same": f"as {claim['like']}: every token, log-probabilities {within}",
+            "among": f"each answer as one of {claim['like']}: every token, log-probabilities {within}",
+            "other": f"other tokens than {claim['like']}",
+        }
         told["predicted"] = as_words.get(expect, f"not every token of {claim['like']}")
     lacking = [one for one in (name, claim.get("like")) if one and one not in arms]
     if lacking:
@@ -87,10 +69,65 @@ def judged(claim: dict[str, Any], arms: dict[str, Any], box: str) -> Claim:
     failed = next((one for one in (name, claim["like"]) if arms[one]["outcome"] != "ran"), None)
     if failed:
         return Claim(**told, measured=f"{failed} {arms[failed]['outcome']}: {arms[failed].get('error', '')[:200]}", holds=False)
-    found = likeness(arm, arms[claim["like"]])
+    found = (nearest if expect == "among" else likeness)(arm, arms[claim["like"]])
     whole = found.same == found.tokens
-    holds = {"same": whole and found.logprob_difference <= claim.get("apart", 0.0), "other": found.same < OTHER_SHARE * found.tokens, "differs": not whole}
-    return Claim(**told, measured=found.shown(), holds=holds[expect])
+    equal = whole and found.logprob_difference <= claim.get("apart", 0.0)
+    holds = {"same": equal, "among": equal, "other": found.same < OTHER_SHARE * found.tokens, "differs": not whole}
+    itself = repeats(arms[claim["like"]]) if expect == "among" else None
+    aside = f" ({claim['like']} repeats itself in {itself.same} of {itself.tokens})" if itself else ""
+    return Claim(**told, measured=found.shown() + aside, holds=holds[expect])
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a patch costs. step_s, prefill_s: (median with it, median without it) of a decode step of `streams` streams and of a prompt of `prefill_tokens`;
+    the noise of each is the largest ratio between medians of equal arms, less one. added_bytes_per_token: what it adds to a boundary."""
+
+    patch: str
+    says: str
+    streams: int
+    prefill_tokens: int
+    step_s: tuple[float, float]
+    prefill_s: tuple[float, float]
+    step_noise: float
+    prefill_noise: float
+    added_bytes_per_token: int
+
+    def shown(self) -> str:
+        """'a decode step of 8 streams takes 4.77 ms against 4.58 (+4.1%; equal arms differ by 3.5%), a prompt of ...'."""
+        parts = []
+        for what, (ours, theirs), noise in (
+            (f"a decode step of {self.streams} streams", self.step_s, self.step_noise),
+            (f"a prompt of {self.prefill_tokens:,} tokens", self.prefill_s, self.prefill_noise),
+        ):
+            parts.append(f"{what} takes {ours * 1e3:.3g} ms against {theirs * 1e3:.3g} ({ours / theirs - 1:+.1%}; equal arms differ by {noise:.1%})")
+        return f"{self.says}: {', '.join(parts)}"
+
+
+def cost(told: dict[str, Any], arms: dict[str, Any]) -> Cost:
+    """One entry of `costs`: {"patch", "says", "with": arms, "without": arms}, all timed alike. Medians are of all samples of the arms together."""
+    ours, theirs = ([arms[name]["times"] for name in told[key]] for key in ("with", "without"))
+
+    def medians(key: str) -> tuple[float, float]:
+        pooled = [statistics.median([sample for times in group for sample in times[key]]) for group in (ours, theirs)]
+        return pooled[0], pooled[1]
+
+    def noise(key: str) -> float:
+        each = [[statistics.median(times[key]) for times in group] for group in (ours, theirs)]
+        return max(max(group) / min(group) - 1 for group in each)
+
+    spec = memory.model_spec(arms[told["with"][0]]["model"])
+    added = max((layer.attention.indexer.topk for layer in spec.layers if layer.attention.indexer), default=0) * partition.sharing.INDEX_BYTES
+    return Cost(
+        told["patch"], told["says"], ours[0]["streams"], ours[0]["prefill_tokens"], medians("step_s"), medians("prefill_s"), noise("step_s"),
+        noise("prefill_s"), added if told["patch"] == "index-relay" else 0,
+    )  # fmt: skip
+
+
+def costs_of(box: str) -> list[Cost]:
+    """What the patches cost on that box, as far as all arms of an entry have run."""
+    found = read(box)
+    return [cost(one, found["arms"]) for one in found["costs"] if all(name in found["arms"] for name in [*one["with"], *one["without"]])]
 
 
 def params_of(arm: dict[str, Any], vllm_release: str = "0.30") -> Params:
@@ -104,7 +141,7 @@ def params_of(arm: dict[str, Any], vllm_release: str = "0.30") -> Params:
         "device": "cuda", "dtype": asked["dtype"], "kv_cache_dtype": cache, "max_model_len": asked["max_model_len"], "max_num_seqs": asked["max_num_seqs"],
         "max_num_batched_tokens": asked["max_num_batched_tokens"], "enforce_eager": asked["enforce_eager"], "prefix_caching": asked["enable_prefix_caching"],
         "draft_tokens": drafts.get("num_speculative_tokens", 0), "state_dtype": asked.get("mamba_ssm_cache_dtype", "auto"), "vllm_release": vllm_release,
-        "kv_cache_gib_per_rank": given // 2**30 if given else None, "gpu_memory_utilization": asked["gpu_memory_utilization"],
+        "kv_cache_gib_per_rank": given // 2**30 if given else None, "gpu_memory_utilization": asked.get("gpu_memory_utilization", 0.9),
     }  # fmt: skip
     split = {"layer_partition": arm["split"] or "default", "index_sharing": "relay"}
     lengths = {"benchmarks": {"prefill_tokens": [32], "decode_output_tokens": 32}}
@@ -130,7 +167,7 @@ def blocks(arm: dict[str, Any]) -> dict[str, int] | None:
 
 
 def read(box: str) -> dict[str, Any]:
-    """data/boxes/<box>/equality.json: {"machine", "vllm", "measured_at", "claims", "arms"}. Raises BadInput where it is missing or damaged."""
+    """data/boxes/<box>/equality.json: {"machine", "vllm", "measured_at", "claims", "costs", "arms"}. Raises BadInput where it is missing or damaged."""
     return _read(paths.box_data_dir(box) / FILE)
 
 
@@ -138,7 +175,7 @@ def read(box: str) -> dict[str, Any]:
 def _read(file: Path) -> dict[str, Any]:
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
-        return {key: found[key] for key in ("machine", "vllm", "measured_at", "claims", "arms")}
+        return {key: found[key] for key in ("machine", "vllm", "measured_at", "claims", "costs", "arms")}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise BadInput(f"data/boxes/{file.parent.name}/{FILE}: cannot be read ({error}); tools/equality/prove.py makes it") from None
 
@@ -172,5 +209,6 @@ def proof_line(defect_id: str) -> str:
         held = [claim.holds for claim in claims_of(box) if claim.patch == defect_id and claim.holds is not None]
         if held:
             about = read(box)
-            lines.append(f"{about['machine']}, vLLM {about['vllm']}: {sum(held)} of {len(held)} claims hold")
+            costs = "".join(f"; {one.shown()}" for one in costs_of(box) if one.patch == defect_id)
+            lines.append(f"{about['machine']}, vLLM {about['vllm']}: {sum(held)} of {len(held)} claims hold{costs}")
     return "; ".join(lines)

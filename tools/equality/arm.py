@@ -1,8 +1,8 @@
 """One arm in a process of its own: `python arm.py ASKED.json ANSWER.json`. Starts vLLM's engine as asked, generates greedily, writes tokens and times.
 
-ASKED: {"engine": arguments of vllm.LLM, "lengths": prompt lengths, "vocabulary", "tokens", "repetitions", "together": all prompts at once, "timed"}.
-ANSWER: {"vllm", "start_s", "cache": {...}, "runs": [{"repetition", "prompt_tokens", "tokens", "logprobs"}], "times": {...}}. An exception ends it, as it
-would end a server; the log has its words.
+ASKED: {"engine": arguments of vllm.LLM, "lengths": prompt lengths, "vocabulary", "tokens", "repetitions", "together": all prompts at once, "timed": {} or
+{"streams", "steps", "prefill_tokens", "prompts", "repeats"}}. ANSWER: {"vllm", "start_s", "cache": {...}, "runs": [{"repetition", "prompt_tokens", "tokens",
+"logprobs"}], "times": {...}}. An exception ends it, as it would end a server; the log has its words.
 """
 
 import json
@@ -14,8 +14,6 @@ import time
 
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 SEED = 7
-# For the times: streams that decode at once, tokens of each, and one long prompt.
-STREAMS, STEPS, PREFILL_TOKENS, REPEATS = 8, 128, 4096, 5
 
 
 def prompts_of(lengths: list[int], vocabulary: int) -> list[dict]:
@@ -50,9 +48,12 @@ def runs_of(llm, asked: dict) -> list[dict]:
     return found
 
 
-def times_of(llm, vocabulary: int) -> dict:
-    """Seconds of a decode step of STREAMS streams, and of a prompt of PREFILL_TOKENS, each REPEATS times."""
+def times_of(llm, vocabulary: int, timed: dict) -> dict:
+    """Seconds, each `repeats` times: of a decode step of so many streams, of a prompt that has the engine to itself, and of several prompts, one after the
+    other where a prompt fills a step."""
     from vllm import SamplingParams
+
+    streams, steps, length, prompts = (timed[key] for key in ("streams", "steps", "prefill_tokens", "prompts"))
 
     def took(count: int, length: int, tokens: int) -> float:
         wanted = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False)
@@ -60,13 +61,14 @@ def times_of(llm, vocabulary: int) -> dict:
         llm.generate(prompts_of([length] * count, vocabulary), wanted, use_tqdm=False)
         return time.perf_counter() - start
 
-    took(STREAMS, 64, STEPS), took(1, PREFILL_TOKENS, 1)
-    steps = [(took(STREAMS, 64, STEPS + 1) - took(STREAMS, 64, 1)) / STEPS for _ in range(REPEATS)]
-    prefills = [took(1, PREFILL_TOKENS, 1) for _ in range(REPEATS)]
-    return {
-        "streams": STREAMS, "step_s": steps, "step_median_s": statistics.median(steps),
-        "prefill_tokens": PREFILL_TOKENS, "prefill_s": prefills, "prefill_median_s": statistics.median(prefills),
-    }  # fmt: skip
+    took(streams, 64, steps), took(1, length, 1)
+    each = {
+        "step_s": lambda: (took(streams, 64, steps + 1) - took(streams, 64, 1)) / steps,
+        "prefill_s": lambda: took(1, length, 1),
+        "prompts_s": lambda: took(prompts, length, 1),
+    }
+    samples = {key: [one() for _ in range(timed["repeats"])] for key, one in each.items()}
+    return {**timed, **samples, **{key.replace("_s", "_median_s"): statistics.median(found) for key, found in samples.items()}}
 
 
 def main() -> None:
@@ -78,7 +80,7 @@ def main() -> None:
     llm = vllm.LLM(**asked["engine"])
     answer = {"vllm": vllm.__version__, "start_s": round(time.monotonic() - start, 1), "cache": cache_of(llm), "runs": runs_of(llm, asked)}
     if asked["timed"]:
-        answer["times"] = times_of(llm, asked["vocabulary"])
+        answer["times"] = times_of(llm, asked["vocabulary"], asked["timed"])
     with open(sys.argv[2], "w") as file:
         json.dump(answer, file)
     print("equality: done", flush=True)

@@ -29,7 +29,7 @@ def main(plan_file: Path, box: str, machine: str, *arms_files: str) -> None:
     if len(releases) != 1:
         sys.exit(f"arms of {', '.join(releases) or 'no release'}: one file is of one release")
     when = datetime.fromtimestamp(max(Path(file).stat().st_mtime for file in arms_files), timezone.utc)  # noqa: UP017
-    told = {"machine": machine, "vllm": releases[0], "measured_at": f"{when:%Y-%m-%d}", "claims": plan["claims"], "arms": arms}
+    told = {"machine": machine, "vllm": releases[0], "measured_at": f"{when:%Y-%m-%d}", "claims": plan["claims"], "costs": plan.get("costs", []), "arms": arms}
     # One line for each arm: hundreds of tokens one below the other help nobody.
     lines = [f"  {json.dumps(name)}: {json.dumps(arm)}" for name, arm in arms.items()]
     head = {key: value for key, value in told.items() if key != "arms"}
@@ -37,6 +37,8 @@ def main(plan_file: Path, box: str, machine: str, *arms_files: str) -> None:
     files.write_whole(ROOT / "data" / "boxes" / box / equality.FILE, text)
     for claim in equality.claims_of(box):
         print({True: "holds     ", False: "DOES NOT  ", None: "not run   "}[claim.holds], claim.says, "|", claim.measured)
+    for cost in equality.costs_of(box):
+        print("costs     ", cost.shown())
 
 
 if __name__ == "__main__":

@@ -5,8 +5,10 @@ between, what is wanted of it:
 
     weights     made-up weights from a seed per parameter name, so the same under every split; what tensor parallelism cuts differs from shard to shard
     sorted      the top-k indices of sparse latent attention in one order: without it a run does not even repeat itself beyond index_topk
+    sorted-blocks    the same for the blocks that a Qwen4Exp's sparse attention picks, beyond its indexer_budget
     one-card    all ranks on the first visible GPU
     space       the KV space of each rank is printed in bytes; vLLM's log has two decimals of a GiB
+    sockets     CPU ranks talk through sockets (gloo), as those of two machines do, and not through shared memory
     state=D     the last pipeline rank keeps recurrent state in the dtype D, whatever the others do: the mismatch that a draft model's hook once made
 """
 
@@ -25,7 +27,11 @@ def register() -> None:
     register.done = True
     for word in wanted:
         name, _, value = word.partition("=")
-        {"weights": weights, "sorted": sorted_indices, "one-card": one_card, "space": space, "state": other_state}[name](*filter(None, [value]))
+        known = {
+            "weights": weights, "sorted": sorted_indices, "sorted-blocks": sorted_blocks, "one-card": one_card, "space": space, "sockets": sockets,
+            "state": other_state,
+        }  # fmt: skip
+        known[name](*filter(None, [value]))
 
 
 def weights() -> None:
@@ -74,6 +80,22 @@ def sorted_indices() -> None:
     attention.sparse_attn_indexer = picked
 
 
+def sorted_blocks() -> None:
+    """Each row of picked blocks in descending order; what a row has no use for (it sees fewer blocks than it may pick) is -1 and comes last."""
+    import torch
+    from vllm.models.qwen4_exp.nvidia.ops import qsa_indexer
+
+    expand = qsa_indexer.expand_qsa_block_indices
+
+    def expanded(block_indices, query_positions, visible_blocks, *arguments):
+        unused = torch.arange(block_indices.shape[1], device=block_indices.device) >= visible_blocks.unsqueeze(1)
+        block_indices.copy_(block_indices.masked_fill(unused, -1).sort(dim=-1, descending=True).values)
+        expand(block_indices, query_positions, visible_blocks, *arguments)
+
+    # Looked up anew at each call, in QSAIndexer.forward.
+    qsa_indexer.expand_qsa_block_indices = expanded
+
+
 def one_card() -> None:
     """NCCL has to allow it as well: NCCL_MULTI_RANK_GPU_ENABLE=1, which 2.32.3 knows and 2.29.7 does not."""
     import torch
@@ -95,6 +117,12 @@ def space() -> None:
         return found
 
     Worker.determine_available_memory = told
+
+
+def sockets() -> None:
+    from vllm.distributed.device_communicators.cpu_communicator import CpuCommunicator
+
+    CpuCommunicator._all_group_ranks_share_shm_group_name = lambda self: False
 
 
 def other_state(dtype: str) -> None:

@@ -4,9 +4,10 @@ PLAN lists arms of a vLLM installation: a model of data/models with made-up weig
 process of its own (arm.py), over a copy of the package in which Fieldbook has made just these edits. OUT/arms.json gets what each arm answered, or how it
 ended, in its own words. What follows from them is said by `fieldbook.equality`, which needs no GPU.
 
-PLAN: {python, tree, work, ranks (processes at once), common: {...}, arms: {NAME: {model, tensor, pipeline, split, patches, alone, engine, env, lengths,
-tokens, repetitions, together, timed, exclusive, equality}}}. `alone` takes the patches without those that the catalogue bundles with them; `exclusive` runs
-with nothing else on the machine.
+PLAN: {python, tree (paths from the repository on), work, ranks (processes at once), common: {...}, arms: {NAME: {model, tensor, pipeline, split, patches,
+alone, engine, env, lengths, tokens, repetitions, together, timed, exclusive, equality, under, link}}}. `alone` takes the patches without those that the
+catalogue bundles with them; `exclusive` runs with nothing else on the machine; `timed`, false, true, or what to take instead of TIMED, measures times as
+well; `under` are words to put before its command, such as ip netns exec NAME, and `link` is a name for what its ranks have between them.
 """
 
 import argparse
@@ -33,8 +34,10 @@ from fieldbook.patches import editing, store  # noqa: E402
 HERE = Path(__file__).resolve().parent
 DEFAULTS = {
     "tensor": 1, "pipeline": 1, "split": [], "patches": [], "alone": False, "engine": {}, "env": {}, "lengths": [200], "tokens": 24, "repetitions": 1,
-    "together": False, "timed": False, "exclusive": False, "equality": "weights",
+    "together": False, "timed": False, "exclusive": False, "equality": "weights", "under": [], "link": "",
 }  # fmt: skip
+# Streams that decode at once and the steps of each, the length of a prompt, how many such prompts are sent at once as well, and how often all that.
+TIMED = {"streams": 8, "steps": 128, "prefill_tokens": 4096, "prompts": 4, "repeats": 5}
 LONGEST_S = 280
 
 
@@ -46,6 +49,8 @@ def arms_of(plan: dict, only: list[str]) -> dict[str, dict]:
             sys.exit(f"{name}: unknown {', '.join(sorted(unknown))}; an arm has model, {', '.join(DEFAULTS)}")
         arm = {**common, **own}
         arm["engine"], arm["env"] = ({**plan.get("common", {}).get(key, {}), **own.get(key, {})} for key in ("engine", "env"))
+        wanted = arm["timed"] or {}
+        arm["timed"] = {**TIMED, **({} if wanted is True else wanted)} if wanted else {}
         if not only or name in only:
             found[name] = arm
     return found
@@ -71,7 +76,7 @@ def copy_with(tree: Path, wanted: tuple[str, ...], alone: bool, work: Path) -> t
 
 def start(name: str, arm: dict, plan: dict, work: Path, plugin: Path, out: Path) -> dict:
     """Start one arm. Returns what `ended` needs."""
-    root, edited = copy_with(Path(plan["tree"]), tuple(arm["patches"]), arm["alone"], work)
+    root, edited = copy_with(ROOT / plan["tree"], tuple(arm["patches"]), arm["alone"], work)
     config = ROOT / "data" / "models" / arm["model"]
     engine = {"model": str(config), "load_format": "dummy", "skip_tokenizer_init": True, "seed": 0, "disable_log_stats": True, **arm["engine"]}
     if arm["tensor"] * arm["pipeline"] > 1:
@@ -84,7 +89,7 @@ def start(name: str, arm: dict, plan: dict, work: Path, plugin: Path, out: Path)
         environment["VLLM_PP_LAYER_PARTITION"] = ",".join(map(str, arm["split"]))
     answer, log = work / f"{name}.answer.json", out / f"{name}.log"
     answer.unlink(missing_ok=True)
-    command = [plan.get("python") or sys.executable, str(HERE / "arm.py"), str(work / f"{name}.asked.json"), str(answer)]
+    command = [*arm["under"], str(ROOT / plan.get("python", sys.executable)), str(HERE / "arm.py"), str(work / f"{name}.asked.json"), str(answer)]
     with open(log, "w") as told:
         process = subprocess.Popen(command, env=environment, stdout=told, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True, cwd=work)
     return {"process": process, "answer": answer, "log": log, "since": time.monotonic(), "edited": edited, "arm": arm}
@@ -98,7 +103,8 @@ def ended(running: dict) -> dict | None:
         return None
     stop(process)
     log = running["log"].read_text(errors="replace")
-    found = {key: arm[key] for key in ("model", "tensor", "pipeline", "split", "patches", "alone", "engine", "lengths", "tokens", "together", "equality")}
+    told = ("model", "tensor", "pipeline", "split", "patches", "alone", "engine", "lengths", "tokens", "together", "equality", "link")
+    found = {key: arm[key] for key in told}
     found |= {"edited": running["edited"], "took_s": round(time.monotonic() - running["since"], 1), "space_bytes": space_of(log)}
     if running["answer"].is_file():
         return found | {"outcome": "ran", **json.loads(running["answer"].read_text())}
