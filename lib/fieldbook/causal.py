@@ -10,20 +10,18 @@ from .memory import Pool
 from .params import Params
 from .schema import Baseline, Parallel
 
-# Title of the column with rates to expect.
-EXPECTED = f"with links at {strategy.LINKS_ABOVE_FLOOR:g} x their floor"
-
 
 @dataclass(frozen=True)
 class Predicted:
     """One metric of one arm. floor_us: microseconds that one token's traffic over the links takes at least, 0 where nothing is sent, None: a rate is not
-    known. at_most_tok_s: upper estimate, None where nothing bounds it; bound: what sets it. expected_tok_s: the same with links at
-    strategy.LINKS_ABOVE_FLOOR times their floor, which gives the order of two layouts, not their rates."""
+    known. at_most_tok_s: upper estimate, None where nothing bounds it; bound: what sets it. expected_tok_s: the same with links at above_floor times
+    their floor (fabric.Way), which gives the order of two layouts, not their rates."""
 
     floor_us: float | None
     at_most_tok_s: float | None
     bound: str
     expected_tok_s: float | None = None
+    above_floor: float = strategy.LINKS_ABOVE_FLOOR
 
 
 @dataclass(frozen=True)
@@ -75,6 +73,10 @@ def predict(
     fabric = strategy.fabric_of(box, arm.ranks, memory_read_bytes_s, on_cpu, params.extra_env_of(arm), custom, params.server.extra_env)
     if len(fabric.gpus) < here.gpus:
         return {}
+    placed = strategy.place(here, fabric)
+    groups = [*(group for stage in (*placed.tensor_groups, *placed.data_groups) for group in stage)]
+    ways = fabric.ways_taken([pair for hops in placed.hops for pair in hops], groups)
+    above = max((way.above_floor for way in ways), default=strategy.LINKS_ABOVE_FLOOR)
     parts = [*strategy.stage_floors(here, spec, params, fabric, layers, 1), *strategy.hop_floors(here, spec, params, fabric, 1)]
     floor_us = None if any(each is None for each in parts) else 1e6 * sum(parts)
     found = {}
@@ -82,28 +84,34 @@ def predict(
     for tokens in bench.prefill_tokens:
         metric = f"prefill_{tokens}_tok_s"
         # What bounds a rank with links at their floor, then what to expect of both.
-        pace = zip(flops, (1.0, strategy.LINKS_ABOVE_FLOOR), strict=True) if alone and flops else ()
-        one = [strategy.lone_prefill_s(here, spec, params, fabric, layers, tokens, rate, above) for rate, above in pace]
+        pace = zip(flops, (False, True), strict=True) if alone and flops else ()
+        one = [strategy.lone_prefill_s(here, spec, params, fabric, layers, tokens, rate, expected) for rate, expected in pace]
         if one and None not in one:
             (least_s, of_links_s), (expected_s, _) = one
             bound = "links" if of_links_s > least_s / 2 else "arithmetic"
-            found[metric] = Predicted(floor_us, tokens / least_s, bound, tokens / expected_s)
+            found[metric] = Predicted(floor_us, tokens / least_s, bound, tokens / expected_s, above)
             continue
         limits = {"links": links, "arithmetic": ceilings_tok_s.get(metric)}
-        slower = {**limits, "links": links / strategy.LINKS_ABOVE_FLOOR if links else None}
-        found[metric] = _bounded(floor_us, limits, min((rate for rate in slower.values() if rate is not None), default=None))
+        slower = {**limits, "links": links / above if links else None}
+        found[metric] = _bounded(floor_us, limits, min((rate for rate in slower.values() if rate is not None), default=None), above)
     for streams in bench.decode_concurrency:
         metric = f"decode_c{streams}_tok_s"
         one = strategy.decode_round(here, spec, params, fabric, layers, streams)
         known = one is not None and all(rate is not None for rate in fabric.memory_gb_s)
-        found[metric] = _bounded(floor_us, {"weights read, and links": one.at_most_tok_s if known else None}, one.expected_tok_s if known else None)
+        found[metric] = _bounded(floor_us, {"weights read, and links": one.at_most_tok_s if known else None}, one.expected_tok_s if known else None, above)
     return found
 
 
-def _bounded(floor_us: float | None, limits: dict[str, float | None], expected_tok_s: float | None) -> Predicted:
+def _bounded(floor_us: float | None, limits: dict[str, float | None], expected_tok_s: float | None, above_floor: float) -> Predicted:
     known = {what: rate for what, rate in limits.items() if rate is not None}
     bound = min(known, key=known.get, default="")
-    return Predicted(floor_us, known.get(bound), bound, expected_tok_s)
+    return Predicted(floor_us, known.get(bound), bound, expected_tok_s, above_floor)
+
+
+def links_at(predicted: dict[str, dict[str, Predicted]]) -> str:
+    """'3', or '1.3 and 3': how many times their floor links were taken at, over both arms."""
+    factors = sorted({one.above_floor for said in predicted.values() for one in said.values()}) or [strategy.LINKS_ABOVE_FLOOR]
+    return " and ".join(f"{factor:g}" for factor in factors)
 
 
 def rows(
@@ -114,13 +122,14 @@ def rows(
     names: dict[str, str],
 ) -> list[dict[str, Any]]:
     """What the model said beside what was measured, for each arm and metric, and the ratio of the two. predicted and measured: {arm: {metric: ...}}."""
+    expected = f"with links at {links_at(predicted)} x their floor"
     found = [_row("KV pool, tokens", names[arm], None, pools[arm], "memory" if pools[arm] else "", logged[arm]) for arm in names]
     for metric in predicted["candidate"]:
         for arm in names:
             one = predicted[arm].get(metric, Predicted(None, None, ""))
             row = _row(metric, names[arm], one.floor_us, one.at_most_tok_s, one.bound, measured[arm].get(metric))
-            found.append(row | {EXPECTED: one.expected_tok_s})
-    titles = ["what", "arm", "traffic floor, µs a token", "model says", "set by", "measured", "measured / model", EXPECTED]
+            found.append(row | {expected: one.expected_tok_s})
+    titles = ["what", "arm", "traffic floor, µs a token", "model says", "set by", "measured", "measured / model", expected]
     return [{title: row.get(title) for title in titles} for row in found]
 
 

@@ -85,9 +85,10 @@ def story(found: Verdict, trial: Trial, before: dict[str, Any]) -> Rows:
 
 def order(found: Verdict, before: dict[str, Any]) -> str:
     """Whether the model puts the arms in the order that was measured, one sentence; '' where it expects no rate of both."""
-    rows = causal.order(_predicted(before), found.middle, {c.metric: c.answer for c in found.outcome.compared})
+    predicted = _predicted(before)
+    rows = causal.order(predicted, found.middle, {c.metric: c.answer for c in found.outcome.compared})
     said = [f"{metric_label(r['metric'])} x{r['expected ratio']:.3g} expected, x{r['measured ratio']:.3g} found ({r['order']})" for r in rows]
-    return f"Candidate against baseline, by the model with links at {causal.strategy.LINKS_ABOVE_FLOOR:g} times their floor: {'; '.join(said)}." if said else ""
+    return f"Candidate against baseline, by the model with links at {causal.links_at(predicted)} times their floor: {'; '.join(said)}." if said else ""
 
 
 def dots(found: Verdict, trial: Trial) -> Rows:

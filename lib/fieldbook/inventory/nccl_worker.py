@@ -34,8 +34,9 @@ def rank(torch, number: int, device: str, listener: socket.socket, backend: str 
         torch.cuda.set_device(device)
     join(dist, backend, number, listener, PATIENCE_S)
     large, small = (torch.zeros(n, dtype=torch.uint8, device=device) for n in (LARGE_BYTES, SMALL_BYTES))
-    # NCCL adds numbers, not bytes.
-    numbers = {n: torch.zeros(n // 2, dtype=torch.bfloat16, device=device) for n in (LARGE_BYTES, SMALL_BYTES)}
+    # NCCL adds numbers, not bytes; a CPU adds those of 16 bits slower than a link brings them.
+    kind, width = (torch.bfloat16, 2) if on_gpu else (torch.float32, 4)
+    numbers = {n: torch.zeros(n // width, dtype=kind, device=device) for n in (LARGE_BYTES, SMALL_BYTES)}
 
     def wait() -> None:
         if on_gpu:

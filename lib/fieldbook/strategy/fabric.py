@@ -16,11 +16,20 @@ CUSTOM_ALL_REDUCE_RANKS = (2, 4, 6, 8)
 # NCCL's settings that take NVLink and PCIe peer access away, and then host memory: what is left are sockets.
 NO_PEERS = {"NCCL_P2P_DISABLE": ("1",), "NCCL_P2P_LEVEL": ("LOC", "0")}
 NO_HOST_MEMORY = {"NCCL_SHM_DISABLE": ("1",)}
+# What links take above their floor: 3.0 for the 191 us that field report 001 measured for an all-reduce of TP8 (64 us at 16 streams drafting 3), 3.1 for the
+# prefill of field report 000's expert parallelism, which its links bound. Two reports, one box each: an estimate, good for an order and not for a rate.
+LINKS_ABOVE_FLOOR = 3.0
+# Where two ranks measured the way by the means that the server's ranks have: the median of 24 cases of two CPU ranks over four links (overlinks), from 1.0
+# on the slowest to 4.4 on one that brings numbers faster than the ranks add them up.
+MEASURED_ABOVE_FLOOR = 1.3
 
 
 @dataclass(frozen=True)
 class Way:
-    """Between two ranks: GB/s (10**9) one way, latency of a step in microseconds, evidence as figures carry it, and where both come from."""
+    """Between two ranks: GB/s (10**9) one way, latency of a step in microseconds, evidence as figures carry it, and where both come from.
+
+    of_ranks: measured by two ranks with the means and settings of the server's own, not read off the link.
+    """
 
     kind: str  # NVLink, PCIe, network, loopback, unknown
     gb_s: float | None
@@ -28,6 +37,12 @@ class Way:
     base_us: float
     evidence: str
     source: str
+    of_ranks: bool = False
+
+    @property
+    def above_floor(self) -> float:
+        """How many times its floor to expect of what goes this way."""
+        return MEASURED_ABOVE_FLOOR if self.of_ranks else LINKS_ABOVE_FLOOR
 
 
 UNKNOWN = Way("unknown", None, STEP_US["PCIe"], COLLECTIVE_US, "estimated", "no output tells this link")
@@ -64,6 +79,10 @@ class Fabric:
         found = self.ways.get((min(a, b), max(a, b)))
         return found or (self.network if self.network and not any({a, b} <= set(node) for node in self.nodes) else None) or UNKNOWN
 
+    def ways_taken(self, pairs: Sequence[tuple[int, int]], groups: Sequence[Sequence[int]]) -> list[Way]:
+        """All ways of these hops, and the slowest of each of these groups."""
+        return [*(self.way(a, b) for a, b in pairs), *(self.worst(group) for group in groups if len(group) > 1)]
+
     def worst(self, group: Sequence[int]) -> Way:
         """The slowest way that a ring through the group must take: its members in order, which `gpus` arranges so that near ones are neighbours."""
         if len(group) < 2:
@@ -74,7 +93,7 @@ class Fabric:
         ways = direct if within_nvlink else [self.group_ways.get(pair) or self.way(*pair) for pair in pairs]
         slowest = min(ways, key=lambda way: (way.gb_s is not None, way.gb_s or 0.0, -way.step_us))
         base = 0.0 if within_nvlink else max(way.base_us for way in ways)
-        return Way(slowest.kind, slowest.gb_s, max(way.step_us for way in ways), base, slowest.evidence, slowest.source)
+        return replace(slowest, step_us=max(way.step_us for way in ways), base_us=base)
 
 
 def fabric_of(
@@ -134,7 +153,7 @@ def _through_nccl(link: Link, direct: Way, ends: tuple[Gpu, Gpu], environment: M
         kind = "network" if _is_set(environment, NO_HOST_MEMORY) else "PCIe"
     step = STEP_US.get(kind, STEP_US["PCIe"])
     hop, group = (
-        Way(kind, link.measured_gb_s[key].median, step, COLLECTIVE_US, "measured", f"measured {key}") if key in link.measured_gb_s else None
+        Way(kind, link.measured_gb_s[key].median, step, COLLECTIVE_US, "measured", f"measured {key}", of_ranks=True) if key in link.measured_gb_s else None
         for key in (f"{link.a}->{link.b} through NCCL", f"{link.a}<->{link.b} all-reduce through NCCL")
     )
     if hop or kind == direct.kind:

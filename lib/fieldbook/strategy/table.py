@@ -17,10 +17,6 @@ from .layouts import Strategy, every_strategy, place
 from .traffic import Traffic, hop_floors, stage_floors, traffic_of
 from .vetoes import Need, Veto, needs_of, vetoes_of
 
-# What links take above their floor: 3.0 for the 191 us that field report 001 measured for an all-reduce of TP8 (64 us at 16 streams drafting 3), 3.1 for the
-# prefill of field report 000's expert parallelism, which its links bound. Two reports, one box each: an estimate, good for an order and not for a rate.
-LINKS_ABOVE_FLOOR = 3.0
-
 
 @dataclass(frozen=True)
 class Outcome:
@@ -28,7 +24,7 @@ class Outcome:
 
     best: its best split; pool_tokens: of all replicas together, None: not known. Rates are upper bounds in tokens per second from links and memory alone,
     None where a rate is not known: prefill_at_most of prompts in chunks of max_num_batched_tokens, decode_at_most[n] of n streams in sum, every drafted
-    token accepted. decode_expected: the same with links at LINKS_ABOVE_FLOOR times their floor, estimated; decode_links_s[n]: seconds of a round that go to
+    token accepted. decode_expected: the same with links as far above their floor as is to expect, estimated; decode_links_s[n]: seconds of a round that go to
     the links at least. memory_known: the read rate of every GPU's memory is; without it no decode rate is given.
     """
 
@@ -184,7 +180,7 @@ class Round:
 
     @property
     def expected_tok_s(self) -> float | None:
-        """The same with links at LINKS_ABOVE_FLOOR times their floor."""
+        """The same with links as far above their floor as is to expect."""
         return self.tokens / self.expected_s if self.expected_s else None
 
 
@@ -200,41 +196,50 @@ def decode_round(
     batches = min(pp, own)
     steps = 1 + (params.engine.mtp_tokens if spec.mtp_layers else 0)
     tokens = math.ceil(own / batches) * steps
-    links = stage_floors(s, spec, params, fabric, split, tokens)
-    hops = hop_floors(s, spec, params, fabric, tokens, relayed)
-    if any(each is None for each in [*links, *hops]):
+    floors, expected = (_links(s, spec, params, fabric, split, tokens, relayed, above) for above in (False, True))
+    if floors is None or expected is None:
         return None
     reads = [0.0] * pp
     if all(rate is not None for rate in fabric.memory_gb_s):
         slowest = min(fabric.memory_gb_s) * 1e9
         reads = [size / slowest for size in stage_read_bytes(s, spec, params, split, tokens * min(s.data_parallel_size, streams))]
 
-    def round_s(of_reads: float, of_links: float) -> float:
-        stages = [of_reads * read + of_links * link for read, link in zip(reads, links, strict=True)]
-        return max(sum(stages) + of_links * sum(hops), batches * max(stages))
+    def round_s(of_reads: float, links: list[float], hops: list[float]) -> float:
+        stages = [of_reads * read + link for read, link in zip(reads, links, strict=True)]
+        return max(sum(stages) + sum(hops), batches * max(stages))
 
-    return Round(round_s(1, 1), round_s(0, 1), round_s(1, LINKS_ABOVE_FLOOR), streams * steps)
+    return Round(round_s(1, *floors), round_s(0, *floors), round_s(1, *expected), streams * steps)
+
+
+def _links(
+    s: Strategy, spec: ModelSpec, params: Params, fabric: Fabric, split: tuple[int, ...], tokens: int, relayed: bool, expected: bool
+) -> tuple[list[float], list[float]] | None:
+    """(seconds inside each stage, of each boundary), least or expected; None where a link's rate is not known."""
+    links = stage_floors(s, spec, params, fabric, split, tokens, expected)
+    hops = hop_floors(s, spec, params, fabric, tokens, relayed, expected)
+    return None if any(each is None for each in [*links, *hops]) else (links, hops)
 
 
 def lone_prefill_s(
-    s: Strategy, spec: ModelSpec, params: Params, fabric: Fabric, split: tuple[int, ...], tokens: int, rank_flops: float, of_links: float = 1.0
+    s: Strategy, spec: ModelSpec, params: Params, fabric: Fabric, split: tuple[int, ...], tokens: int, rank_flops: float, expected: bool = False
 ) -> tuple[float, float] | None:
-    """(least seconds of one prompt that has the box to itself, those that go to links), links at of_links times their floor. None where a link is not known.
+    """(least seconds of one prompt that has the box to itself, those that go to links); expected: with links as far above their floor as is to expect. None
+    where a link is not known.
 
     The prompt passes in pieces of max_num_batched_tokens through one stage after the other: a stage works on the next piece while the one behind it works on
     this one, and a prompt of one piece never has two stages at work. Ranks of a stage share its arithmetic; rank_flops: operations per second of each.
     """
     piece = min(tokens, params.engine.max_num_batched_tokens)
-    links, hops = stage_floors(s, spec, params, fabric, split, piece), hop_floors(s, spec, params, fabric, piece)
-    if any(each is None for each in [*links, *hops]):
+    found = _links(s, spec, params, fabric, split, piece, False, expected)
+    if found is None:
         return None
+    links, hops = found
     widths = s.tensor_parallel_size * s.prefill_context_parallel_size
     bounds = kv.stage_bounds(spec, split)
     work = [2 * piece * memory.parameters_per_rank(spec, range(*one), widths, s.layout.expert_ranks) / rank_flops for one in bounds]
-    stages = [done + of_links * link for done, link in zip(work, links, strict=True)]
-    sent = [of_links * hop for hop in hops]
-    more = (tokens / piece - 1) * max([*stages, *sent])
-    whole = sum(stages) + sum(sent) + more
+    stages = [done + link for done, link in zip(work, links, strict=True)]
+    more = (tokens / piece - 1) * max([*stages, *hops])
+    whole = sum(stages) + sum(hops) + more
     return whole, whole - (sum(work) + (tokens / piece - 1) * max(work))
 
 

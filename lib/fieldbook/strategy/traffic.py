@@ -86,19 +86,24 @@ def traffic_of(strategy: Strategy, spec: ModelSpec, params: Params, relayed: boo
     )
 
 
-def collective_s(way: Way, ranks: int, sent_bytes: float, steps: int) -> float | None:
-    """Least seconds of one collective: its bytes over the slowest way, and the latency of its steps. None where that way's rate is not known."""
+def collective_s(way: Way, ranks: int, sent_bytes: float, steps: int, expected: bool = False) -> float | None:
+    """Least seconds of one collective, or those to expect: its bytes over the slowest way, and the latency of its steps. None where that way's rate is not
+    known."""
     if ranks < 2:
         return 0.0
     if way.gb_s is None:
         return None
     # vLLM's own all-reduce within NVLink has no base and two barriers, whatever the ranks.
     count = 2 if way.base_us == 0 and way.kind == "NVLink" else steps
-    return sent_bytes / (way.gb_s * 1e9) + (way.base_us + count * way.step_us) * 1e-6
+    floor_s = sent_bytes / (way.gb_s * 1e9) + (way.base_us + count * way.step_us) * 1e-6
+    return floor_s * way.above_floor if expected else floor_s
 
 
-def stage_floors(strategy: Strategy, spec: ModelSpec, params: Params, fabric: Fabric, split: tuple[int, ...], tokens: int) -> list[float | None]:
-    """Least seconds of communication inside every stage for a step of so many tokens per replica; split: layers of each stage."""
+def stage_floors(
+    strategy: Strategy, spec: ModelSpec, params: Params, fabric: Fabric, split: tuple[int, ...], tokens: int, expected: bool = False
+) -> list[float | None]:
+    """Least seconds of communication inside every stage for a step of so many tokens per replica; split: layers of each stage. expected: the seconds to
+    expect instead, each way's above_floor times as long."""
     placed, sent = place(strategy, fabric), traffic_of(strategy, spec, params)
     tp, shares = strategy.tensor_parallel_size, strategy.data_parallel_size * strategy.prefill_context_parallel_size
     ranks = tp * shares if strategy.spreads_tokens else shares
@@ -109,9 +114,9 @@ def stage_floors(strategy: Strategy, spec: ModelSpec, params: Params, fabric: Fa
         tensor = _slowest(fabric, placed.tensor_groups[stage])
         wide = _slowest(fabric, (placed.stage_groups[stage],) if strategy.spreads_tokens else placed.data_groups[stage])
         times = [
-            (c.all_reduces, collective_s(tensor, tp, tokens * sent.all_reduce_bytes, 2 * (tp - 1))),
-            (2 * c.dispatches, collective_s(wide, ranks, tokens * sent.dispatch_bytes, ranks - 1)),
-            (c.gathers, collective_s(tensor, tp, tokens * sent.gather_bytes, tp - 1)),
+            (c.all_reduces, collective_s(tensor, tp, tokens * sent.all_reduce_bytes, 2 * (tp - 1), expected)),
+            (2 * c.dispatches, collective_s(wide, ranks, tokens * sent.dispatch_bytes, ranks - 1, expected)),
+            (c.gathers, collective_s(tensor, tp, tokens * sent.gather_bytes, tp - 1, expected)),
         ]
         known = all(each is not None for number, each in times if number)
         found.append(sum(number * each for number, each in times if number) if known else None)
@@ -119,21 +124,25 @@ def stage_floors(strategy: Strategy, spec: ModelSpec, params: Params, fabric: Fa
     return found
 
 
-def hop_floors(strategy: Strategy, spec: ModelSpec, params: Params, fabric: Fabric, tokens: int, relayed: bool = False) -> list[float | None]:
-    """Least seconds of every boundary. Each TP rank sends its share over its own way, the next stage gathers the shares; relayed indices go whole."""
+def hop_floors(
+    strategy: Strategy, spec: ModelSpec, params: Params, fabric: Fabric, tokens: int, relayed: bool = False, expected: bool = False
+) -> list[float | None]:
+    """Least seconds of every boundary, or those to expect. Each TP rank sends its share over its own way, the next stage gathers the shares; relayed indices
+    go whole."""
     placed, sent = place(strategy, fabric), traffic_of(strategy, spec, params, relayed)
-    return [_hop_s(strategy, sent, placed, fabric, boundary, tokens) for boundary in range(strategy.pipeline_parallel_size - 1)]
+    return [_hop_s(strategy, sent, placed, fabric, boundary, tokens, expected) for boundary in range(strategy.pipeline_parallel_size - 1)]
 
 
-def _hop_s(strategy: Strategy, sent: Traffic, placed: Placement, fabric: Fabric, boundary: int, tokens: int) -> float | None:
+def _hop_s(strategy: Strategy, sent: Traffic, placed: Placement, fabric: Fabric, boundary: int, tokens: int, expected: bool) -> float | None:
     tp = strategy.tensor_parallel_size
     ways = [fabric.way(a, b) for a, b in placed.hops[boundary]]
     if any(way.gb_s is None for way in ways):
         return None
     slowest = min(ways, key=lambda way: way.gb_s)
+    above = slowest.above_floor if expected else 1.0
     sending = tokens * (sent.hop_bytes / tp + sent.relay_bytes) / (slowest.gb_s * 1e9) + (slowest.base_us + slowest.step_us) * 1e-6
-    gathered = collective_s(_slowest(fabric, placed.tensor_groups[boundary + 1]), tp, tokens * sent.hop_bytes * (tp - 1) / tp, tp - 1)
-    return None if gathered is None else sending + gathered
+    gathered = collective_s(_slowest(fabric, placed.tensor_groups[boundary + 1]), tp, tokens * sent.hop_bytes * (tp - 1) / tp, tp - 1, expected)
+    return None if gathered is None else above * sending + gathered
 
 
 def _slowest(fabric: Fabric, groups: tuple[tuple[int, ...], ...]) -> Way:
