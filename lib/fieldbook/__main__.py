@@ -275,12 +275,14 @@ def run_bootlog(arguments) -> int:
 
 def run_diagnose(arguments) -> int:
     """`fieldbook diagnose`."""
-    from . import diagnosis, terminal
+    from . import bootlog, diagnosis, terminal
 
     text = _read_log("diagnose", arguments.file, "the log of a server that failed")
     if not text.strip() and not arguments.exit_status:
         raise BadInput(f"diagnose: {arguments.file}: is empty; give what the server printed before it ended")
     found = diagnosis.diagnose_end(text, arguments.exit_status, arguments.oom_kills)
+    if found.cause == diagnosis.NONE and not found.evidence and not bootlog.is_log(text):
+        raise BadInput(f"diagnose: {arguments.file}: no line of a server's log in it; give what the server printed before it ended")
     _print(arguments, found.document(), terminal.diagnosis_text(found))
     return 0
 
@@ -422,7 +424,10 @@ def run_export(arguments) -> int:
 def main(argv: list[str] | None = None) -> int:
     """Run one command and return its exit status; errors a person can act on are one line on stderr."""
     try:
-        arguments = build_parser().parse_args(argv)
+        parser = build_parser()
+        arguments, left_over = parser.parse_known_args(argv)
+        if left_over:
+            parser.exit(2, f"fieldbook: {arguments.command}: unrecognized arguments: {' '.join(left_over)}; see `fieldbook {arguments.command} --help`\n")
         return arguments.function(arguments)
     except FieldbookError as error:
         print(f"fieldbook: {error}", file=sys.stderr)

@@ -12,13 +12,16 @@ from . import files, memory, paths
 from .bench.prompts import FILLERS, WORDS
 from .errors import BadInput, FieldbookError
 
+# Raised when the tokenizer is made otherwise: folders of before are made again.
+TOKENIZER = 2
 PAD, BEGIN, END = "<pad>", "<begin>", "<end>"
-# GPT-2's way of writing bytes as letters: a token is a string of these.
+# GPT-2's way of writing bytes as letters: a token is a string of these. What is no letter by itself lies at 256 and beyond.
 SPACE = "\u0120"
+ASCII = [chr(byte) if 33 <= byte <= 126 else chr(256 + min(byte, 33)) for byte in range(128)]
 
 
 def write(model: str, folder: Path) -> None:
-    """Write config.json, tokenizer and generation_config.json of a model into a folder. Raises BadInput for a vocabulary that does not hold all bytes."""
+    """Write config.json, tokenizer and generation_config.json of a model into a folder. Raises BadInput for a vocabulary that does not hold ASCII."""
     text = (paths.model_config_dir(model) / "config.json").read_text(encoding="utf-8")
     files.write_whole(folder / "config.json", text)
     config, spec = json.loads(text), memory.model_spec(model)
@@ -39,9 +42,10 @@ def _first(value, otherwise: int) -> int:
 
 
 def _tokenizer(size: int, begin: int, end: int, model: str):
-    """A tokenizer with exactly so many tokens: three special ones, all bytes, the words of the load's prompts, and made-up words of four letters.
+    """A tokenizer with exactly so many tokens: three special ones, ASCII, the words of the load's prompts, and made-up words of four letters.
 
-    Each token stands for its own text alone, so a text that was generated holds as many tokens when it is read again.
+    Every token but ASCII's begins with a space, so a text that was generated holds as many tokens when it is read again, whichever the model happened to
+    choose. Bytes beyond ASCII would break that, being no text by themselves; of such characters nothing is left.
     """
     try:
         from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
@@ -49,15 +53,15 @@ def _tokenizer(size: int, begin: int, end: int, model: str):
         raise FieldbookError("model.source dummy: the package tokenizers is missing in this environment; vLLM's requirements bring it") from None
     special = {begin: BEGIN, end: END}
     special |= {next(number for number in range(4) if number not in special): PAD}
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    if begin == end or max(special) >= size or len(letters) + len(special) > size:
-        raise BadInput(f"model.source dummy: {model} has {size} tokens and the special ones {begin} and {end}; all 256 bytes have to fit beside them")
-    ours = [SPACE + word for word in WORDS] + [filler.replace(" ", SPACE) for filler in FILLERS] + WORDS
+    if begin == end or max(special) >= size or len(ASCII) + len(special) > size:
+        raise BadInput(f"model.source dummy: {model} has {size} tokens and the special ones {begin} and {end}; ASCII's 128 have to fit beside them")
+    ours = [SPACE + word for word in WORDS] + [filler.replace(" ", SPACE) for filler in FILLERS]
     made_up = (SPACE + "".join(four) for four in itertools.product(string.ascii_lowercase, repeat=4))
-    texts = iter(dict.fromkeys(itertools.chain(letters, ours, made_up)))
+    texts = iter(dict.fromkeys(itertools.chain(ASCII, ours, made_up)))
     vocabulary = {special.get(number) or next(texts): number for number in range(size)}
     # A word that is a token is taken whole, without merges that lead to it; any other falls into its bytes.
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], ignore_merges=True))
-    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], ignore_merges=True, unk_token=PAD))
+    # A prompt's first word gets the space that the others have.
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=True), decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(text, special=True) for text in special.values()])
     return tokenizer

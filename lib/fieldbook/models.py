@@ -51,10 +51,12 @@ def ensure(params: Params, progress: Callable[[str], None] = lambda text: None) 
 
 
 def _is_made(params: Params, folder: Path) -> bool:
-    """Whether the folder is whole. A made-up model's follows its config.json, which may have changed since."""
-    if not is_complete(folder):
-        return False
-    return not params.model.made_up or files.sha256_of(folder / "config.json") == files.sha256_of(paths.model_config_dir(params.model.name) / "config.json")
+    """Whether the folder is whole. A made-up model's follows its config.json and how its tokenizer is made, which may have changed since."""
+    if not is_complete(folder) or not params.model.made_up:
+        return is_complete(folder)
+    planned = paths.model_config_dir(params.model.name) / "config.json"
+    as_now = json.loads((folder / MANIFEST).read_text()).get("made_up") == dummy.TOKENIZER
+    return as_now and files.sha256_of(folder / "config.json") == files.sha256_of(planned)
 
 
 def is_complete(folder: Path) -> bool:
@@ -78,7 +80,7 @@ def _make_up(params: Params, folder: Path, progress: Callable[[str], None]) -> N
         work = Path(scratch) / "hf"
         work.mkdir()
         dummy.write(params.model.name, work)
-        files.write_json(work / MANIFEST, {"made_up": True, "files": _entries(work)})
+        files.write_json(work / MANIFEST, {"made_up": dummy.TOKENIZER, "files": _entries(work)})
         _put(work, folder)
 
 

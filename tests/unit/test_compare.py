@@ -279,3 +279,11 @@ def test_a_planted_degenerate_arm_loses_whatever_its_speed():
     found, missing, adjusted = planted()
     result = outcome.Outcome({"candidate": "B", "baseline": "A"}, "decode_c2_tok_s", "faster", found, missing, adjusted, turned)
     assert result.failure is not None and result.failure.exit_status == 2 and result.line.startswith("B loses on correctness, whatever its speed")
+
+
+def test_a_word_too_many_names_the_help_of_its_own_command(capsys):
+    from fieldbook.__main__ import main
+
+    with pytest.raises(SystemExit) as ended:
+        main(["compare", "a", "b", "c"])
+    assert ended.value.code == 2 and capsys.readouterr().err == "fieldbook: compare: unrecognized arguments: c; see `fieldbook compare --help`\n"

@@ -257,3 +257,13 @@ def test_all_cases_are_looked_at_and_start_up_logs_show_no_failure():
     for file in (SHARED.parent / "C").glob("*.txt"):
         if not file.name.endswith(".expect.txt"):
             assert diagnose(file.read_text(errors="replace")).cause == failed.get(file.name, "none"), file.name
+
+
+def test_a_text_that_is_no_log_is_no_healthy_server(tmp_path, capsys):
+    from fieldbook.__main__ import main
+
+    (tmp_path / "poem.txt").write_text("Nothing gold can stay.\nGPU0 X NV2\n")
+    assert main(["diagnose", str(tmp_path / "poem.txt")]) == 2
+    assert capsys.readouterr().err.strip().endswith("poem.txt: no line of a server's log in it; give what the server printed before it ended")
+    (tmp_path / "server.log").write_text("INFO 11-30 16:16:05 [gpu_worker.py:559] Initial free memory 130.3 GiB\n")
+    assert main(["diagnose", str(tmp_path / "server.log")]) == 0 and "no failure in this log" in capsys.readouterr().out

@@ -14,7 +14,9 @@ from .errors import PHASES, phases, root_error
 from .lines import clean
 from .ranks import RankLog
 
-__all__ = ["PHASES", "BootLog", "EngineLog", "RankLog", "bootlog_document", "clean", "is_read", "parse", "phases", "pool_tokens_from_blocks", "root_error"]
+__all__ = [
+    "PHASES", "BootLog", "EngineLog", "RankLog", "bootlog_document", "clean", "is_log", "is_read", "parse", "phases", "pool_tokens_from_blocks", "root_error",
+]  # fmt: skip
 
 _ASSIGNED = re.compile(r"rank (\d{1,9}) in world size (\d{1,9}) is assigned as DP rank (\d{1,9}), PP rank (\d{1,9}),(?: PCP rank \d+,)? TP rank (\d{1,9})\b")
 _UNREAD = re.compile(r"(?i)(?:available|free) KV cache\b.*\d (?:GiB|GB)|KV cache (?:size|pool)\W.*\d (?:tokens|GiB|GB)")
@@ -79,6 +81,11 @@ def is_read(line: str) -> bool:
     return bool(_OF_THE_SET_UP.search(line) or any(needle in line for needle, _ in PHASES)) or any(
         said.pattern.search(line) for said in (*wording.RANK, *wording.ENGINE)
     )
+
+
+def is_log(text: str) -> bool:
+    """Whether anything in it is a line of a server's log: one with a level and a time, with a process in front, of a request, or one that is read here."""
+    return any(lines.is_of_a_log(line) for line in clean(text).splitlines()) or parse(text) != parse("")
 
 
 def parse(text: str) -> BootLog:

@@ -43,6 +43,11 @@ def loosely(pattern: str) -> re.Pattern:
     return re.compile(pattern.replace(" ", r"\s*"))
 
 
+def is_of_a_log(line: str) -> bool:
+    """Whether a line has the form of one that a server wrote."""
+    return any(form.search(line) for form in (HEAD, PREFIX, _OF_THE_RUN))
+
+
 @dataclass(frozen=True)
 class Speaker:
     """A process that writes to the log; None where its prefix does not say. `rank` counts over TP and PP, `dp` is the engine's number."""

@@ -5,8 +5,8 @@ elsewhere (a peer that closed its connection, the engine that reports its dead w
 """
 
 from .ending import diagnose_end, told_of_end
-from .judge import Diagnosis, diagnose
+from .judge import NONE, Diagnosis, diagnose
 from .log import Log
 from .rules import Rule
 
-__all__ = ["Diagnosis", "Log", "Rule", "diagnose", "diagnose_end", "told_of_end"]
+__all__ = ["NONE", "Diagnosis", "Log", "Rule", "diagnose", "diagnose_end", "told_of_end"]
