@@ -44,8 +44,8 @@ def _first(value, otherwise: int) -> int:
 def _tokenizer(size: int, begin: int, end: int, model: str):
     """A tokenizer with exactly so many tokens: three special ones, ASCII, the words of the load's prompts, and made-up words of four letters.
 
-    Every token but ASCII's begins with a space, so a text that was generated holds as many tokens when it is read again, whichever the model happened to
-    choose. Bytes beyond ASCII would break that, being no text by themselves; of such characters nothing is left.
+    A text that was generated holds as many tokens when it is read again, whichever the model happened to choose. Bytes beyond ASCII would break that, being no
+    text by themselves; of such characters nothing is left.
     """
     try:
         from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
@@ -56,12 +56,13 @@ def _tokenizer(size: int, begin: int, end: int, model: str):
     if begin == end or max(special) >= size or len(ASCII) + len(special) > size:
         raise BadInput(f"model.source dummy: {model} has {size} tokens and the special ones {begin} and {end}; ASCII's 128 have to fit beside them")
     ours = [SPACE + word for word in WORDS] + [filler.replace(" ", SPACE) for filler in FILLERS]
-    made_up = (SPACE + "".join(four) for four in itertools.product(string.ascii_lowercase, repeat=4))
+    # A capital in front: no letter over and over, with a space before it, is one of these.
+    made_up = (SPACE + "".join(four) for four in itertools.product(string.ascii_uppercase, *[string.ascii_lowercase] * 3))
     texts = iter(dict.fromkeys(itertools.chain(ASCII, ours, made_up)))
-    vocabulary = {special.get(number) or next(texts): number for number in range(size)}
-    # A word that is a token is taken whole, without merges that lead to it; any other falls into its bytes.
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], ignore_merges=True, unk_token=PAD))
+    pad = next(number for number, text in special.items() if text == PAD)
+    # All pieces count alike, so a text is read as the fewest tokens that it can be: those that it was made of, whatever stands beside what.
+    tokenizer = Tokenizer(models.Unigram([(special.get(number) or next(texts), -1.0) for number in range(size)], unk_id=pad))
     # A prompt's first word gets the space that the others have.
-    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=True), decoders.ByteLevel()
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=True, use_regex=False), decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(text, special=True) for text in special.values()])
     return tokenizer
