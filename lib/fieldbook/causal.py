@@ -80,20 +80,22 @@ def predict(
     parts = [*strategy.stage_floors(here, spec, params, fabric, layers, 1), *strategy.hop_floors(here, spec, params, fabric, 1)]
     floor_us = None if any(each is None for each in parts) else 1e6 * sum(parts)
     found = {}
-    links, flops = strategy.prefill_at_most_tok_s(here, spec, params, fabric, layers), ceilings.rank_flops(params, spec, box, arm.ranks)
+    # The links at their floor, and as far above it as is to expect.
+    over, flops = (fabric, fabric.as_expected), ceilings.rank_flops(params, spec, box, arm.ranks)
+    links, slower = (strategy.prefill_at_most_tok_s(here, spec, params, each, layers) for each in over)
     for tokens in bench.prefill_tokens:
         metric = f"prefill_{tokens}_tok_s"
         # What bounds a rank with links at their floor, then what to expect of both.
-        pace = zip(flops, (False, True), strict=True) if alone and flops else ()
-        one = [strategy.lone_prefill_s(here, spec, params, fabric, layers, tokens, rate, expected) for rate, expected in pace]
+        pace = zip(flops, over, strict=True) if alone and flops else ()
+        one = [strategy.lone_prefill_s(here, spec, params, each, layers, tokens, rate) for rate, each in pace]
         if one and None not in one:
             (least_s, of_links_s), (expected_s, _) = one
             bound = "links" if of_links_s > least_s / 2 else "arithmetic"
             found[metric] = Predicted(floor_us, tokens / least_s, bound, tokens / expected_s, above)
             continue
         limits = {"links": links, "arithmetic": ceilings_tok_s.get(metric)}
-        slower = {**limits, "links": links / above if links else None}
-        found[metric] = _bounded(floor_us, limits, min((rate for rate in slower.values() if rate is not None), default=None), above)
+        expected = {**limits, "links": slower}
+        found[metric] = _bounded(floor_us, limits, min((rate for rate in expected.values() if rate is not None), default=None), above)
     for streams in bench.decode_concurrency:
         metric = f"decode_c{streams}_tok_s"
         one = strategy.decode_round(here, spec, params, fabric, layers, streams)

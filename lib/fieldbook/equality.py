@@ -4,15 +4,13 @@
 that, so that no count is typed in anywhere.
 """
 
-import json
 import statistics
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
-from . import kv, memory, partition, paths
-from .errors import BadInput
+from . import files, kv, memory, partition, paths
 from .likeness import likeness, nearest, repeats
 from .params import Params, validate
 
@@ -116,11 +114,11 @@ def cost(told: dict[str, Any], arms: dict[str, Any]) -> Cost:
         each = [[statistics.median(times[key]) for times in group] for group in (ours, theirs)]
         return max(max(group) / min(group) - 1 for group in each)
 
-    spec = memory.model_spec(arms[told["with"][0]]["model"])
-    added = max((layer.attention.indexer.topk for layer in spec.layers if layer.attention.indexer), default=0) * partition.sharing.INDEX_BYTES
+    # The relay alone sends more than stock does.
+    added = partition.sharing.relay_bytes_per_token(memory.model_spec(arms[told["with"][0]]["model"])) if told["patch"] == "index-relay" else 0
     return Cost(
         told["patch"], told["says"], ours[0]["streams"], ours[0]["prefill_tokens"], medians("step_s"), medians("prefill_s"), noise("step_s"),
-        noise("prefill_s"), added if told["patch"] == "index-relay" else 0,
+        noise("prefill_s"), added,
     )  # fmt: skip
 
 
@@ -171,13 +169,8 @@ def read(box: str) -> dict[str, Any]:
     return _read(paths.box_data_dir(box) / FILE)
 
 
-@lru_cache
 def _read(file: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-        return {key: found[key] for key in ("machine", "vllm", "measured_at", "claims", "costs", "arms")}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise BadInput(f"data/boxes/{file.parent.name}/{FILE}: cannot be read ({error}); tools/equality/prove.py makes it") from None
+    return files.read_of_box(file, ("machine", "vllm", "measured_at", "claims", "costs", "arms"), "tools/equality/prove.py")
 
 
 def claims_of(box: str) -> list[Claim]:

@@ -5,6 +5,7 @@ import json
 import lzma
 import os
 import tempfile
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -36,6 +37,16 @@ def write_whole(path: Path, content: bytes | str, mode: int = 0o644) -> Path:
 def write_json(path: Path, value: Any) -> Path:
     """Write a JSON document whole, keys in the order given."""
     return write_whole(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+
+
+@lru_cache
+def read_of_box(path: Path, keys: tuple[str, ...], made_by: str) -> dict[str, Any]:
+    """These keys of a JSON document of data/boxes/<box>/, read once. Raises BadInput, naming the tool that makes it, where it is missing or damaged."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return {key: found[key] for key in keys}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise BadInput(f"data/boxes/{path.parent.name}/{path.name}: cannot be read ({error}); {made_by} makes it") from None
 
 
 def read_models(path: Path, model: type[Row], what: str) -> list[Row]:

@@ -52,8 +52,10 @@ def ensure(params: Params, progress: Callable[[str], None] = lambda text: None) 
 
 def _is_made(params: Params, folder: Path) -> bool:
     """Whether the folder is whole. A made-up model's follows its config.json and how its tokenizer is made, which may have changed since."""
-    if not is_complete(folder) or not params.model.made_up:
-        return is_complete(folder)
+    if not is_complete(folder):
+        return False
+    if not params.model.made_up:
+        return True
     planned = paths.model_config_dir(params.model.name) / "config.json"
     as_now = json.loads((folder / MANIFEST).read_text()).get("made_up") == dummy.TOKENIZER
     return as_now and files.sha256_of(folder / "config.json") == files.sha256_of(planned)

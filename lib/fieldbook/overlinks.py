@@ -5,15 +5,11 @@ keeps both. What one rank takes by itself calibrates arithmetic and reads; every
 """
 
 import itertools
-import json
 import statistics
 from dataclasses import dataclass
-from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
-from . import equality, memory, partition, paths, strategy
-from .errors import BadInput
+from . import equality, files, memory, partition, paths, strategy
 from .strategy import Fabric, Strategy, Way
 
 FILE = "links.json"
@@ -46,13 +42,6 @@ class Row:
         """Measured over predicted."""
         return self.measured_s / self.predicted_s
 
-    def row(self) -> dict[str, Any]:
-        """For a table."""
-        return {
-            "model": self.model, "strategy": self.strategy, "link": self.link, "what": self.what, "without links, s": self.alone_s,
-            "links at least, s": self.floor_s, "predicted, s": self.predicted_s, "measured, s": self.measured_s, "measured / predicted": self.ratio,
-        }  # fmt: skip
-
 
 @dataclass(frozen=True)
 class Order:
@@ -73,16 +62,7 @@ def read(box: str) -> dict[str, Any]:
 
     ways: {link: {"hop_gb_s", "hop_us", "all_reduce_gb_s", "all_reduce_us"}}, each {"median", "samples"}; arms: {name: arm of prove.py with "link"}.
     """
-    return _read(paths.box_data_dir(box) / FILE)
-
-
-@lru_cache
-def _read(file: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-        return {key: found[key] for key in ("machine", "vllm", "measured_at", "ways", "arms")}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise BadInput(f"data/boxes/{file.parent.name}/{FILE}: cannot be read ({error}); tools/equality/keep_links.py makes it") from None
+    return files.read_of_box(paths.box_data_dir(box) / FILE, ("machine", "vllm", "measured_at", "ways", "arms"), "tools/equality/keep_links.py")
 
 
 def fabric(way: dict[str, dict[str, float]], memory_gb_s: float) -> Fabric:
@@ -114,7 +94,8 @@ def _rows(arm: dict[str, Any], one_rank: dict[str, Any], way: dict[str, dict[str
     linked = fabric(way, whole / median["step_s"] / 1e9)
     found = []
     for key, tokens in (("prefill_s", piece), ("prompts_s", piece * times["prompts"])):
-        (total, of_links), (expected, _) = (strategy.lone_prefill_s(here, spec, params, linked, split, tokens, flops, above) for above in (False, True))
+        both = (linked, linked.as_expected)
+        (total, of_links), (expected, _) = (strategy.lone_prefill_s(here, spec, params, over, split, tokens, flops) for over in both)
         found.append((key, total - of_links, of_links, expected))
     step, without = (strategy.decode_round(here, spec, params, one, split, streams) for one in (linked, _free(linked)))
     found.append(("step_s", without.seconds, step.seconds - without.seconds, step.expected_s))

@@ -119,6 +119,11 @@ def until(condition, timeout_s=8.0):
     return value
 
 
+def guide(name):
+    """docs/<name>.md with every run of white space a single blank, so that what it says is found wherever its lines end."""
+    return " ".join((ROOT / "docs" / f"{name}.md").read_text().split())
+
+
 def least_seconds(call, below, refusal=None):
     """CPU seconds of the first call that takes less than `below`, else the least of the tries.
 

@@ -5,9 +5,9 @@ import json
 
 import pytest
 import yaml
-from conftest import ROOT
+from conftest import ROOT, guide
 
-from fieldbook import bench, ceilings, equality, inventory, likeness, memory, params, patches, paths, proofs
+from fieldbook import bench, ceilings, equality, files, inventory, likeness, memory, params, patches, paths, proofs
 from fieldbook.errors import BadInput
 
 BOX = "h200-x1"
@@ -99,7 +99,7 @@ def test_the_relay_costs_what_its_bytes_take():
     sent_s = found.prefill_tokens * found.added_bytes_per_token / 1.91e9
     assert sent_s == pytest.approx(4.4e-3, rel=0.01)
     assert found.prefill_s[0] - found.prefill_s[1] == pytest.approx(sent_s, abs=found.prefill_noise * found.prefill_s[1])
-    text = " ".join((ROOT / "docs" / "hardware.md").read_text().split())
+    text = guide("hardware")
     rows = (("decode step, 8 streams", found.step_s, found.step_noise), ("prompt of 4,096 tokens", found.prefill_s, found.prefill_noise))
     for what, (ours, theirs), noise in rows:
         assert f"| {what} | {ours * 1e3:.3g} ms | {theirs * 1e3:.3g} ms | {ours / theirs - 1:+.1%} | {noise:.1%} |" in text
@@ -184,7 +184,7 @@ def test_a_damaged_file_is_one_line(tmp_path, monkeypatch):
     (tmp_path / "b").mkdir()
     for text in ("no json", "[]", json.dumps({"machine": "x"})):
         (tmp_path / "b" / equality.FILE).write_text(text)
-        equality._read.cache_clear()
+        files.read_of_box.cache_clear()
         with pytest.raises(BadInput, match="data/boxes/b/equality.json: cannot be read"):
             equality.claims_of("b")
 
@@ -205,7 +205,7 @@ def test_prompts_of_a_comparison_differ_only_in_what_the_arm_is(monkeypatch):
 
 def test_the_guide_says_what_the_files_say():
     """Every claim, and every speed of the recorded walk, stands in docs/hardware.md as it follows from the data."""
-    text = " ".join((ROOT / "docs" / "hardware.md").read_text().split())
+    text = guide("hardware")
     for claim in equality.claims_of(BOX):
         measured = claim.measured if len(claim.measured) < 120 else claim.measured[:117] + "..."
         about = f"{claim.says} ({claim.patch})" if claim.patch else claim.says

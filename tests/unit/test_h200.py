@@ -1,7 +1,7 @@
 """Pools of an H200 predicted before the launch, from what the card's memory is, against what vLLM 0.30.0 logged there."""
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, guide
 
 from fieldbook import budget, inventory, memory, params
 
@@ -38,7 +38,7 @@ def test_a_pool_is_known_before_the_launch_and_exact_after_it(file, engine, logg
 
 
 def test_the_card_alone_gives_what_the_guide_says():
-    text = " ".join((ROOT / "docs" / "hardware.md").read_text().split())
+    text = guide("hardware")
     assert predicted("h200-x1")[2].pool_tokens == 910_512 and "a pool of 910,512 tokens" in text
     assert predicted("h200-x1-dsa")[2].pool_tokens == 8_950_656 and "8,950,656 tokens" in text
     assert predicted("h200-x1-dsa", kv_cache_dtype="fp8_ds_mla")[2].pool_tokens == 15_194_752 and "15,194,752 with an 8-bit cache" in text

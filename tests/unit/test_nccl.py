@@ -5,7 +5,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, guide
 
 from fieldbook import inventory, strategy
 from fieldbook.inventory import measure as m
@@ -36,7 +36,6 @@ def test_two_processes_send_and_reduce(monkeypatch):
     """The worker's two ranks for real, over gloo on the CPU: all four quantities, each with its samples, and no process left."""
     import torch
 
-    monkeypatch.setattr(w, "LARGE_BYTES", 2**20)
     monkeypatch.setattr(w, "ROUND_TRIPS", 5)
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     lines = []
@@ -44,7 +43,7 @@ def test_two_processes_send_and_reduce(monkeypatch):
     if pid == 0:
         # A process group is the process's own, and gloo leaves threads.
         try:
-            w.measure(torch, (0, 1), ("cpu", "cpu"), lambda **fields: lines.append(fields), backend="gloo")
+            w.measure(torch, (0, 1), ("cpu", "cpu"), lambda **fields: lines.append(fields), backend="gloo", large_bytes=2**20)
             sound = all(len(x["samples"]) == w.SAMPLES and min(x["samples"]) > 0 for x in lines)
             os._exit(0 if sound and [x["quantity"] for x in lines] == ["nccl", "nccl_latency", "nccl_reduce", "nccl_reduce_latency"] else 1)
         finally:
@@ -163,7 +162,7 @@ def test_a_lone_prompt_passes_a_pipeline_one_stage_after_the_other(changed):
     work = 2 * memory.active_parameters(spec) / 1e14
 
     def lone(s, split, tokens, expected=False):
-        return strategy.lone_prefill_s(s, spec, asked, fabric, split, tokens, 1e14, expected)
+        return strategy.lone_prefill_s(s, spec, asked, fabric.as_expected if expected else fabric, split, tokens, 1e14)
 
     hop = strategy.hop_floors(strategy.Strategy(1, 2), spec, asked, fabric, 8192)[0]
     # One piece: both halves of the layers one after the other, and the hop between them. One card alone sends nothing.
@@ -178,7 +177,7 @@ def test_a_lone_prompt_passes_a_pipeline_one_stage_after_the_other(changed):
     # By what the link carries at most, three times.
     bare = fabric_of(two_cards(), 2, custom_all_reduce=False)
     links = strategy.stage_floors(strategy.Strategy(2), spec, asked, bare, (32,), 8192)[0]
-    found = strategy.lone_prefill_s(strategy.Strategy(2), spec, asked, bare, (32,), 8192, 1e14, True)
+    found = strategy.lone_prefill_s(strategy.Strategy(2), spec, asked, bare.as_expected, (32,), 8192, 1e14)
     assert found == pytest.approx((8192 * work / 2 + 3 * links, 3 * links))
 
 
@@ -203,10 +202,10 @@ def test_the_guide_says_what_the_model_expects_of_two_cards():
     for link, through, settings in (("NVLink", NVLINK, {}), ("host memory", HOST, NO_P2P), ("sockets", SOCKETS, NO_SHM)):
         fabric = fabric_of(two_cards(through), 2, environment=settings, custom_all_reduce=link == "NVLink")
         pair = [
-            strategy.lone_prefill_s(s, spec, asked, fabric, split, 8192, 710e12, True)
+            strategy.lone_prefill_s(s, spec, asked, fabric.as_expected, split, 8192, 710e12)
             for s, split in ((strategy.Strategy(1, 2), (16, 16)), (strategy.Strategy(2), (32,)))
         ]
         cells = " | ".join(f"{1e3 * seconds:,.0f} | {1e3 * of_links:,.0f}" for seconds, of_links in pair)
         lines.append(f"| {link} | {through[0]:g} | {through[1]:g} | {cells} | {pair[1][0] / pair[0][0]:.2f} |")
-    text = " ".join((ROOT / "docs" / "links.md").read_text().split())
+    text = guide("links")
     assert [line for line in lines if line not in text] == []

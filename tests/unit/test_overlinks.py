@@ -4,9 +4,9 @@ import json
 import statistics
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, guide
 
-from fieldbook import overlinks, paths, strategy
+from fieldbook import files, overlinks, paths, strategy
 from fieldbook.errors import BadInput
 
 BOX = "cpu-two-ranks"
@@ -30,7 +30,7 @@ def arm(tensor, pipeline, link, prefill_s, prompts_s, step_s):
 def made_up(tmp_path, monkeypatch):
     """A box of which the test says what was measured."""
     monkeypatch.setattr(paths, "box_data_dir", lambda box: tmp_path / box)
-    overlinks._read.cache_clear()
+    files.read_of_box.cache_clear()
 
     def write(ways, arms):
         (tmp_path / "box").mkdir(exist_ok=True)
@@ -39,7 +39,7 @@ def made_up(tmp_path, monkeypatch):
         return "box"
 
     yield write
-    overlinks._read.cache_clear()
+    files.read_of_box.cache_clear()
 
 
 def test_rows_by_hand(made_up):
@@ -69,7 +69,7 @@ def test_rows_by_hand(made_up):
 def test_an_order_can_be_wrong_and_a_tie_has_none(made_up):
     def pair(pp, tp, link):
         arms = {"one": arm(1, 1, "x", [0.8], [3.2], [0.03]), "pp": arm(1, 2, "x", pp, [2.1], [0.04]), "tp": arm(2, 1, "x", tp, [4.0], [0.05])}
-        overlinks._read.cache_clear()
+        files.read_of_box.cache_clear()
         return next(one for one in overlinks.orders(made_up({"x": link}, arms)) if one.what.startswith("one prompt"))
 
     # 24 all-reduces of 4.0 ms, 1.3 times that to be expected, beside 0.4 s; one rank after the other 0.82 s with the hop.
@@ -106,7 +106,7 @@ def shown_ms(seconds):
 
 
 def test_the_guide_says_what_the_file_says():
-    text = " ".join((ROOT / "docs" / "links.md").read_text().split())
+    text = guide("links")
     cases = {}
     for row in overlinks.rows(BOX):
         cases.setdefault((row.model, row.what, row.link), {})[row.strategy] = row
@@ -126,7 +126,7 @@ def test_the_guide_says_what_the_file_says():
 def test_ranks_on_one_card_have_one_link_whatever_nccl_is_told():
     """Turns of 2 ms: three settings, one rate; and a TP2 decode step is 65 all-reduces (two a layer, one behind the embedding), nothing else."""
     found = json.loads((ROOT / "data" / "boxes" / "h200-x1" / "one-card.json").read_text())
-    text = " ".join((ROOT / "docs" / "hardware.md").read_text().split())
+    text = guide("hardware")
     for key, shown in (("hop_gb_s", "1.91 GB/s"), ("hop_us", "2.26 ms"), ("all_reduce_us", "4.51 ms")):
         medians = [way[key]["median"] for way in found["ways"].values()]
         assert max(medians) < 1.01 * min(medians) and shown in text
@@ -140,6 +140,6 @@ def test_a_damaged_file_is_one_line(made_up, tmp_path):
     box = made_up({}, {})
     assert overlinks.rows(box) == [] == overlinks.orders(box)
     (tmp_path / "box" / overlinks.FILE).write_text("[]")
-    overlinks._read.cache_clear()
+    files.read_of_box.cache_clear()
     with pytest.raises(BadInput, match="data/boxes/box/links.json: cannot be read"):
         overlinks.rows(box)

@@ -8,7 +8,6 @@ ASKED: {"engine": arguments of vllm.LLM, "lengths": prompt lengths, "vocabulary"
 import json
 import os
 import random
-import statistics
 import sys
 import time
 
@@ -67,8 +66,7 @@ def times_of(llm, vocabulary: int, timed: dict) -> dict:
         "prefill_s": lambda: took(1, length, 1),
         "prompts_s": lambda: took(prompts, length, 1),
     }
-    samples = {key: [one() for _ in range(timed["repeats"])] for key, one in each.items()}
-    return {**timed, **samples, **{key.replace("_s", "_median_s"): statistics.median(found) for key, found in samples.items()}}
+    return {**timed, **{key: [one() for _ in range(timed["repeats"])] for key, one in each.items()}}
 
 
 def main() -> None:

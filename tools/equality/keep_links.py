@@ -5,15 +5,12 @@ WAYS.json is what tools/equality/ways.py printed under that link. Arms keep thei
 
 import json
 import sys
-from datetime import datetime, timezone
 from pathlib import Path
 
+import kept
 import yaml
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "lib"))
-
-from fieldbook import files, likeness, overlinks  # noqa: E402
+from fieldbook import likeness, overlinks
 
 KEPT = ("model", "tensor", "pipeline", "split", "engine", "outcome", "vllm", "times")
 
@@ -29,18 +26,8 @@ def main(plan_file: Path, box: str, machine: str, arms_file: str, *ways: str) ->
         # Ranks that TP divides a layer among hold other made-up weights than one rank does.
         if arm["pipeline"] > 1:
             arms[name]["as_one_rank"] = likeness.likeness(arm, alone[arm["model"]]).shown()
-    releases = sorted({arm["vllm"] for arm in arms.values()})
-    if len(releases) != 1:
-        sys.exit(f"arms of {', '.join(releases) or 'no release'}: one file is of one release")
-    when = datetime.fromtimestamp(Path(arms_file).stat().st_mtime, timezone.utc)  # noqa: UP017
     found = {name: json.loads(Path(file).read_text()) for name, _, file in (one.partition("=") for one in ways)}
-    head = {"machine": machine, "vllm": releases[0], "measured_at": f"{when:%Y-%m-%d}"}
-    parts = [
-        f' "{key}": {{\n' + ",\n".join(f"  {json.dumps(name)}: {json.dumps(one)}" for name, one in each.items()) + "\n }"
-        for key, each in (("ways", found), ("arms", arms))
-    ]
-    text = json.dumps(head, indent=1)[:-2] + ",\n" + ",\n".join(parts) + "\n}\n"
-    files.write_whole(ROOT / "data" / "boxes" / box / overlinks.FILE, text)
+    kept.write(box, overlinks.FILE, kept.head(machine, arms.values(), [arms_file]), {"ways": found, "arms": arms})
     for row in overlinks.rows(box):
         print(f"{row.model} {row.strategy} {row.link} {row.what}: {row.predicted_s:.4g} s predicted, {row.measured_s:.4g} measured, x{row.ratio:.2f}")
     for one in overlinks.orders(box):

@@ -19,13 +19,12 @@ def main(mib: int) -> None:
     import torch
 
     torch.set_num_threads(1)
-    nccl_worker.LARGE_BYTES = mib * nccl_worker.MIB
     found = {}
 
     def take(quantity: str, samples: list[float], **told) -> None:
         found[NAMES[quantity]] = {"median": statistics.median(samples), "samples": samples, "bytes": told["size_bytes"]}
 
-    nccl_worker.measure(torch, (0, 1), ("cpu", "cpu"), take, backend="gloo")
+    nccl_worker.measure(torch, (0, 1), ("cpu", "cpu"), take, backend="gloo", large_bytes=mib * nccl_worker.MIB)
     print(json.dumps(found), flush=True)
 
 

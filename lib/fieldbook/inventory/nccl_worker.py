@@ -26,17 +26,17 @@ def times_for(once_s: float) -> int:
     return max(1, min(LARGE_TIMES_MAX, math.ceil(SAMPLE_S_MIN / max(once_s, 1e-9))))
 
 
-def rank(torch, number: int, device: str, listener: socket.socket, backend: str = "nccl") -> dict[str, tuple[int, list[float]]]:
+def rank(torch, number: int, device: str, listener: socket.socket, backend: str, large_bytes: int) -> dict[str, tuple[int, list[float]]]:
     """{quantity: (bytes, samples)} as one of the two ranks sees them. Rank 0 sends, and its figures count."""
     dist = torch.distributed
     on_gpu = device.startswith("cuda")
     if on_gpu:
         torch.cuda.set_device(device)
     join(dist, backend, number, listener, PATIENCE_S)
-    large, small = (torch.zeros(n, dtype=torch.uint8, device=device) for n in (LARGE_BYTES, SMALL_BYTES))
+    large, small = (torch.zeros(n, dtype=torch.uint8, device=device) for n in (large_bytes, SMALL_BYTES))
     # NCCL adds numbers, not bytes; a CPU adds those of 16 bits slower than a link brings them.
     kind, width = (torch.bfloat16, 2) if on_gpu else (torch.float32, 4)
-    numbers = {n: torch.zeros(n // width, dtype=kind, device=device) for n in (LARGE_BYTES, SMALL_BYTES)}
+    numbers = {n: torch.zeros(n // width, dtype=kind, device=device) for n in (large_bytes, SMALL_BYTES)}
 
     def wait() -> None:
         if on_gpu:
@@ -68,18 +68,20 @@ def rank(torch, number: int, device: str, listener: socket.socket, backend: str 
 
     # Two ranks of a ring send each of their halves twice: as much as the whole.
     found = {
-        "nccl": (LARGE_BYTES, rates(send, LARGE_BYTES)),
+        "nccl": (large_bytes, rates(send, large_bytes)),
         "nccl_latency": (SMALL_BYTES, latencies(there_and_back, 2)),
-        "nccl_reduce": (LARGE_BYTES, rates(functools.partial(reduce, LARGE_BYTES), LARGE_BYTES)),
+        "nccl_reduce": (large_bytes, rates(functools.partial(reduce, large_bytes), large_bytes)),
         "nccl_reduce_latency": (SMALL_BYTES, latencies(functools.partial(reduce, SMALL_BYTES), 1)),
     }
     dist.barrier()
     return found
 
 
-def measure(torch, gpus: tuple[int, int], devices: tuple[str, str], emit: Emit, backend: str = "nccl") -> None:
+def measure(
+    torch, gpus: tuple[int, int], devices: tuple[str, str], emit: Emit, backend: str = "nccl", large_bytes: int = LARGE_BYTES
+) -> None:
     """Both ranks, one of them forked off before CUDA is touched. Emits quantities nccl, nccl_latency, nccl_reduce, nccl_reduce_latency."""
-    found = two_ranks(lambda number, listener: rank(torch, number, devices[number], listener, backend))
+    found = two_ranks(lambda number, listener: rank(torch, number, devices[number], listener, backend, large_bytes))
     for quantity, (size, samples) in found.items():
         where = f"GPU {gpus[0]} -> GPU {gpus[1]}" if quantity == "nccl" else f"GPU {gpus[0]} <-> GPU {gpus[1]}"
         emit(quantity=quantity, where=where, through_host=False, size_bytes=size, samples=samples)

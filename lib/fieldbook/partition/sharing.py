@@ -83,6 +83,11 @@ def _tensor_names(folder: Path) -> list[str] | None:
     return None
 
 
+def relay_bytes_per_token(spec: ModelSpec) -> int:
+    """What relayed top-k indices add to a boundary for each token, on every TP rank; 0 for a model without an indexer."""
+    return max((layer.attention.indexer.topk for layer in spec.layers if layer.attention.indexer), default=0) * INDEX_BYTES
+
+
 def treatments(params: Params, spec: ModelSpec, gpus: Gpus | None = None) -> list[Treatment]:
     """All three with the best split of each, in the order of MODES; empty for a model whose layers share no indices.
 
@@ -91,7 +96,6 @@ def treatments(params: Params, spec: ModelSpec, gpus: Gpus | None = None) -> lis
     if not sharing_layers(spec):
         return []
     evidence = indexer_evidence(params, spec)
-    topk = max(layer.attention.indexer.topk for layer in spec.layers if layer.attention.indexer)
     found = []
     for mode in MODES:
         best = plan(stage_table(params, spec, gpus, index_sharing=mode, flippable=evidence.layers if mode == "flip" else None))
@@ -99,7 +103,7 @@ def treatments(params: Params, spec: ModelSpec, gpus: Gpus | None = None) -> lis
         crossing = mode == "relay" and best.best is not None and any(best.best.cut_indices[1:])
         needs = {"clean": (), "relay": ("index-relay",) if crossing else (), "flip": ("index-flip", "indexer weights") if flipped else ()}[mode]
         usable = best.best is not None and (mode != "flip" or evidence.allows(flipped))
-        found.append(Treatment(mode, best, usable, needs, topk * INDEX_BYTES if crossing else 0))
+        found.append(Treatment(mode, best, usable, needs, relay_bytes_per_token(spec) if crossing else 0))
     return found
 
 

@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from ..inventory import Gpu, Inventory, Link, Measurement
 from .datasheets import memory_gb_s, pcie_at_most_gb_s
@@ -44,6 +45,11 @@ class Way:
         """How many times its floor to expect of what goes this way."""
         return MEASURED_ABOVE_FLOOR if self.of_ranks else LINKS_ABOVE_FLOOR
 
+    def as_expected(self) -> "Way":
+        """The same way with everything on it above_floor times as long."""
+        above = self.above_floor
+        return replace(self, gb_s=self.gb_s and self.gb_s / above, step_us=above * self.step_us, base_us=above * self.base_us)
+
 
 UNKNOWN = Way("unknown", None, STEP_US["PCIe"], COLLECTIVE_US, "estimated", "no output tells this link")
 
@@ -78,6 +84,12 @@ class Fabric:
         """The way between two GPUs; of different nodes the network."""
         found = self.ways.get((min(a, b), max(a, b)))
         return found or (self.network if self.network and not any({a, b} <= set(node) for node in self.nodes) else None) or UNKNOWN
+
+    @cached_property
+    def as_expected(self) -> "Fabric":
+        """The same with every way as far above its floor as is to expect: a floor over this fabric is an expectation over the first."""
+        slow = {name: {pair: way.as_expected() for pair, way in getattr(self, name).items()} for name in ("ways", "group_ways", "direct_ways")}
+        return replace(self, **slow, network=self.network and self.network.as_expected())
 
     def ways_taken(self, pairs: Sequence[tuple[int, int]], groups: Sequence[Sequence[int]]) -> list[Way]:
         """All ways of these hops, and the slowest of each of these groups."""

@@ -196,7 +196,7 @@ def decode_round(
     batches = min(pp, own)
     steps = 1 + (params.engine.mtp_tokens if spec.mtp_layers else 0)
     tokens = math.ceil(own / batches) * steps
-    floors, expected = (_links(s, spec, params, fabric, split, tokens, relayed, above) for above in (False, True))
+    floors, expected = (_links(s, spec, params, over, split, tokens, relayed) for over in (fabric, fabric.as_expected))
     if floors is None or expected is None:
         return None
     reads = [0.0] * pp
@@ -212,25 +212,23 @@ def decode_round(
 
 
 def _links(
-    s: Strategy, spec: ModelSpec, params: Params, fabric: Fabric, split: tuple[int, ...], tokens: int, relayed: bool, expected: bool
+    s: Strategy, spec: ModelSpec, params: Params, fabric: Fabric, split: tuple[int, ...], tokens: int, relayed: bool = False
 ) -> tuple[list[float], list[float]] | None:
-    """(seconds inside each stage, of each boundary), least or expected; None where a link's rate is not known."""
-    links = stage_floors(s, spec, params, fabric, split, tokens, expected)
-    hops = hop_floors(s, spec, params, fabric, tokens, relayed, expected)
+    """(least seconds inside each stage, of each boundary); None where a link's rate is not known."""
+    links, hops = stage_floors(s, spec, params, fabric, split, tokens), hop_floors(s, spec, params, fabric, tokens, relayed)
     return None if any(each is None for each in [*links, *hops]) else (links, hops)
 
 
 def lone_prefill_s(
-    s: Strategy, spec: ModelSpec, params: Params, fabric: Fabric, split: tuple[int, ...], tokens: int, rank_flops: float, expected: bool = False
+    s: Strategy, spec: ModelSpec, params: Params, fabric: Fabric, split: tuple[int, ...], tokens: int, rank_flops: float
 ) -> tuple[float, float] | None:
-    """(least seconds of one prompt that has the box to itself, those that go to links); expected: with links as far above their floor as is to expect. None
-    where a link is not known.
+    """(least seconds of one prompt that has the box to itself, those that go to links). None where a link is not known.
 
     The prompt passes in pieces of max_num_batched_tokens through one stage after the other: a stage works on the next piece while the one behind it works on
     this one, and a prompt of one piece never has two stages at work. Ranks of a stage share its arithmetic; rank_flops: operations per second of each.
     """
     piece = min(tokens, params.engine.max_num_batched_tokens)
-    found = _links(s, spec, params, fabric, split, piece, False, expected)
+    found = _links(s, spec, params, fabric, split, piece)
     if found is None:
         return None
     links, hops = found
@@ -249,7 +247,6 @@ def prefill_at_most_tok_s(s: Strategy, spec: ModelSpec, params: Params, fabric: 
     Chunks follow each other through the pipeline, so its busiest stage or boundary sets the pace. None where a rate is not known or nothing is sent.
     """
     tokens = params.engine.max_num_batched_tokens
-    times = [*stage_floors(s, spec, params, fabric, split, tokens), *hop_floors(s, spec, params, fabric, tokens, relayed)]
-    if any(each is None for each in times) or not max(times):
-        return None
-    return tokens * s.data_parallel_size / max(times)
+    found = _links(s, spec, params, fabric, split, tokens, relayed)
+    slowest = max([*found[0], *found[1]]) if found else 0.0
+    return tokens * s.data_parallel_size / slowest if slowest else None

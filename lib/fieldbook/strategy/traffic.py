@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from ..memory import DTYPE_BYTES
 from ..params import Params
-from ..partition.sharing import INDEX_BYTES
+from ..partition.sharing import relay_bytes_per_token
 from ..spec import Layer, ModelSpec
 from .fabric import Fabric, Way
 from .layouts import Placement, Strategy, place
@@ -74,7 +74,6 @@ def traffic_of(strategy: Strategy, spec: ModelSpec, params: Params, relayed: boo
     """
     tp, width = strategy.tensor_parallel_size, spec.hidden_size * DTYPE_BYTES[params.engine.dtype]
     shares = strategy.data_parallel_size * strategy.prefill_context_parallel_size
-    topk = max((layer.attention.indexer.topk for layer in spec.layers if layer.attention.indexer), default=0)
     return Traffic(
         collectives=collectives_of(strategy, spec, range(spec.num_hidden_layers)),
         hops=strategy.pipeline_parallel_size - 1,
@@ -82,28 +81,23 @@ def traffic_of(strategy: Strategy, spec: ModelSpec, params: Params, relayed: boo
         dispatch_bytes=(shares * tp - 1) / tp * width if strategy.spreads_tokens else float((shares - 1) * width),
         gather_bytes=(tp - 1) / tp * width,
         hop_bytes=(spec.boundary_values or 2 * spec.hidden_size) * DTYPE_BYTES[params.engine.dtype],
-        relay_bytes=topk * INDEX_BYTES if relayed else 0,
+        relay_bytes=relay_bytes_per_token(spec) if relayed else 0,
     )
 
 
-def collective_s(way: Way, ranks: int, sent_bytes: float, steps: int, expected: bool = False) -> float | None:
-    """Least seconds of one collective, or those to expect: its bytes over the slowest way, and the latency of its steps. None where that way's rate is not
-    known."""
+def collective_s(way: Way, ranks: int, sent_bytes: float, steps: int) -> float | None:
+    """Least seconds of one collective: its bytes over the slowest way, and the latency of its steps. None where that way's rate is not known."""
     if ranks < 2:
         return 0.0
     if way.gb_s is None:
         return None
     # vLLM's own all-reduce within NVLink has no base and two barriers, whatever the ranks.
     count = 2 if way.base_us == 0 and way.kind == "NVLink" else steps
-    floor_s = sent_bytes / (way.gb_s * 1e9) + (way.base_us + count * way.step_us) * 1e-6
-    return floor_s * way.above_floor if expected else floor_s
+    return sent_bytes / (way.gb_s * 1e9) + (way.base_us + count * way.step_us) * 1e-6
 
 
-def stage_floors(
-    strategy: Strategy, spec: ModelSpec, params: Params, fabric: Fabric, split: tuple[int, ...], tokens: int, expected: bool = False
-) -> list[float | None]:
-    """Least seconds of communication inside every stage for a step of so many tokens per replica; split: layers of each stage. expected: the seconds to
-    expect instead, each way's above_floor times as long."""
+def stage_floors(strategy: Strategy, spec: ModelSpec, params: Params, fabric: Fabric, split: tuple[int, ...], tokens: int) -> list[float | None]:
+    """Least seconds of communication inside every stage for a step of so many tokens per replica; split: layers of each stage."""
     placed, sent = place(strategy, fabric), traffic_of(strategy, spec, params)
     tp, shares = strategy.tensor_parallel_size, strategy.data_parallel_size * strategy.prefill_context_parallel_size
     ranks = tp * shares if strategy.spreads_tokens else shares
@@ -114,9 +108,9 @@ def stage_floors(
         tensor = _slowest(fabric, placed.tensor_groups[stage])
         wide = _slowest(fabric, (placed.stage_groups[stage],) if strategy.spreads_tokens else placed.data_groups[stage])
         times = [
-            (c.all_reduces, collective_s(tensor, tp, tokens * sent.all_reduce_bytes, 2 * (tp - 1), expected)),
-            (2 * c.dispatches, collective_s(wide, ranks, tokens * sent.dispatch_bytes, ranks - 1, expected)),
-            (c.gathers, collective_s(tensor, tp, tokens * sent.gather_bytes, tp - 1, expected)),
+            (c.all_reduces, collective_s(tensor, tp, tokens * sent.all_reduce_bytes, 2 * (tp - 1))),
+            (2 * c.dispatches, collective_s(wide, ranks, tokens * sent.dispatch_bytes, ranks - 1)),
+            (c.gathers, collective_s(tensor, tp, tokens * sent.gather_bytes, tp - 1)),
         ]
         known = all(each is not None for number, each in times if number)
         found.append(sum(number * each for number, each in times if number) if known else None)
@@ -124,25 +118,21 @@ def stage_floors(
     return found
 
 
-def hop_floors(
-    strategy: Strategy, spec: ModelSpec, params: Params, fabric: Fabric, tokens: int, relayed: bool = False, expected: bool = False
-) -> list[float | None]:
-    """Least seconds of every boundary, or those to expect. Each TP rank sends its share over its own way, the next stage gathers the shares; relayed indices
-    go whole."""
+def hop_floors(strategy: Strategy, spec: ModelSpec, params: Params, fabric: Fabric, tokens: int, relayed: bool = False) -> list[float | None]:
+    """Least seconds of every boundary. Each TP rank sends its share over its own way, the next stage gathers the shares; relayed indices go whole."""
     placed, sent = place(strategy, fabric), traffic_of(strategy, spec, params, relayed)
-    return [_hop_s(strategy, sent, placed, fabric, boundary, tokens, expected) for boundary in range(strategy.pipeline_parallel_size - 1)]
+    return [_hop_s(strategy, sent, placed, fabric, boundary, tokens) for boundary in range(strategy.pipeline_parallel_size - 1)]
 
 
-def _hop_s(strategy: Strategy, sent: Traffic, placed: Placement, fabric: Fabric, boundary: int, tokens: int, expected: bool) -> float | None:
+def _hop_s(strategy: Strategy, sent: Traffic, placed: Placement, fabric: Fabric, boundary: int, tokens: int) -> float | None:
     tp = strategy.tensor_parallel_size
     ways = [fabric.way(a, b) for a, b in placed.hops[boundary]]
     if any(way.gb_s is None for way in ways):
         return None
     slowest = min(ways, key=lambda way: way.gb_s)
-    above = slowest.above_floor if expected else 1.0
     sending = tokens * (sent.hop_bytes / tp + sent.relay_bytes) / (slowest.gb_s * 1e9) + (slowest.base_us + slowest.step_us) * 1e-6
-    gathered = collective_s(_slowest(fabric, placed.tensor_groups[boundary + 1]), tp, tokens * sent.hop_bytes * (tp - 1) / tp, tp - 1, expected)
-    return None if gathered is None else above * sending + gathered
+    gathered = collective_s(_slowest(fabric, placed.tensor_groups[boundary + 1]), tp, tokens * sent.hop_bytes * (tp - 1) / tp, tp - 1)
+    return None if gathered is None else sending + gathered
 
 
 def _slowest(fabric: Fabric, groups: tuple[tuple[int, ...], ...]) -> Way:
